@@ -126,7 +126,7 @@ def visual_family(
         divide=divide if planned else None,
         engines=DENOISER,
         elsewhere=partial(elsewhere, name, process),
-        library=partial(library, name, architectures, guidance, process),
+        library=partial(library, name, module, architectures, guidance, process),
     )
 
 
@@ -148,11 +148,11 @@ def elsewhere(name: str, process: Process) -> Elsewhere:
     return Elsewhere(formats, prefix, writer, writer and writer.targets, reset={"transformer": ""})
 
 
-def library(name: str, architectures: tuple[str, ...], guidance: str, process: Process) -> Library:
+def library(name: str, module: str, architectures: tuple[str, ...], guidance: str, process: Process) -> Library:
     """diffusers' own pipeline."""
     from pipelines.visual.library import Diffusers
 
-    return Diffusers(name, architectures, guidance, process)
+    return Diffusers(name, module, architectures, guidance, process)
 
 
 def check(name: str, process: Process, clips: bool, config: Config) -> None:

@@ -34,6 +34,7 @@ from pipelines.visual.flow import (
     pixels_of_latents,
 )
 from pipelines.visual.options import FluxOptions
+from pipelines.visual.pipeline import Pipeline
 from pipelines.visual.sizes import latent_size, sides_of
 
 LORA_TARGETS = tuple(
@@ -215,3 +216,6 @@ def tiny(folder: str | Path = "", seed: int = 0, guided: bool = True, kind: type
         )
     pipeline.save_pretrained(folder)
     return folder
+
+
+PIPELINE = Pipeline(noise=pack)

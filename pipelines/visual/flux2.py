@@ -23,6 +23,7 @@ from pipelines.training import PLAIN, Training
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.flux2_klein import LORA_TARGETS, encoded, latents_of, model_of, pixels_of, predicted, spaced
 from pipelines.visual.options import Flux2Options
+from pipelines.visual.pipeline import Pipeline
 
 __all__ = ["LORA_TARGETS", "Flux2", "load", "words_of"]
 
@@ -97,3 +98,11 @@ def load(options: Flux2Options, training: Training = PLAIN) -> FlowModel:
     most, scale, device = options.max_sequence_length, options.guidance, torch.device(training.device)
     make = lambda size: Flux2(pipeline, most, scale, device, size, options.given_size)  # noqa: E731
     return model_of(network, pipeline, options, training, make, options.true_cfg_scale)
+
+
+def with_words(pipeline: Any, path: str) -> None:
+    """The tokenizer, which is of another class than the checkpoint names."""
+    pipeline.tokenizer = words_of(path)
+
+
+PIPELINE = Pipeline(given_sizes=(1024,), guided=False, parts=lambda path: {"tokenizer": None}, complete=with_words)

@@ -31,6 +31,7 @@ from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.conditioning_image import by_sizes, optional_images, whole_tokens
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.options import KleinOptions
+from pipelines.visual.pipeline import Pipeline
 from pipelines.visual.sizes import latent_size, sides_of
 
 LORA_TARGETS = tuple(
@@ -232,3 +233,6 @@ def model_of(
         guidance=float(guidance),
         sized=sized,
     )
+
+
+PIPELINE = Pipeline(given_sizes=(1024,))

@@ -8,6 +8,7 @@ with 0 it keeps its own (``_auto_resize=False``).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -21,8 +22,9 @@ from pipelines.training import PLAIN, Training
 from pipelines.visual import flux
 from pipelines.visual.conditioning_image import by_size, optional_image, whole_tokens
 from pipelines.visual.flow import FlowModel
-from pipelines.visual.flux import unpack
+from pipelines.visual.flux import pack, unpack
 from pipelines.visual.options import KontextOptions
+from pipelines.visual.pipeline import Call, Pipeline
 
 LORA_TARGETS = flux.LORA_TARGETS
 check_words = flux.check_words
@@ -82,3 +84,12 @@ class Kontext(flux.Flux):
 def load(options: KontextOptions, training: Training = PLAIN) -> FlowModel:
     """Load a FLUX.1 Kontext model for training, as ``flux.load`` does FLUX.1."""
     return flux.load(options, training, kind=Kontext)
+
+
+def whole_images(pipeline: Any, call: Call) -> Mapping[str, Any]:
+    """The arguments by which the pipeline of diffusers leaves the size to the caller."""
+    (height, width), given = call.size, call.options["given_size"]
+    return {"max_area": height * width, "_auto_resize": bool(given)}
+
+
+PIPELINE = Pipeline(noise=pack, given_sizes=(0, 1024), arguments=whole_images)

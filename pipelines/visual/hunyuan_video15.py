@@ -30,6 +30,7 @@ from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.hunyuan_video import LORA_TARGETS, clips_of_latents, latent_clip, spacing
 from pipelines.visual.options import HunyuanVideo15Options
+from pipelines.visual.pipeline import Call, Pipeline
 
 __all__ = ["LORA_TARGETS", "check_words", "load"]
 
@@ -200,3 +201,12 @@ def load(options: HunyuanVideo15Options, training: Training = PLAIN) -> FlowMode
         fps=options.fps or FPS,
         sized=sized,
     )
+
+
+def guided(pipeline: Any, call: Call) -> None:
+    """The scale of guidance and the length of texts, which the pipeline of diffusers does not take as arguments."""
+    pipeline.guider = pipeline.guider.new(guidance_scale=call.guidance)
+    pipeline.tokenizer_max_length = call.options["max_sequence_length"]
+
+
+PIPELINE = Pipeline(prepare=guided)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,49 +30,12 @@ from pipelines.pretrained import architecture
 from pipelines.training import torch_dtype
 from pipelines.visual.conditioning_image import conditioning_images, first_frame
 from pipelines.visual.flow import is_euler
-from pipelines.visual.flux import pack
-from pipelines.visual.qwen_image21 import on_white
+from pipelines.visual.pipeline import Call, Pipeline
 
-__all__ = ["TOLERANCE", "Call", "Diffusers", "released"]
+__all__ = ["TOLERANCE", "Diffusers", "released"]
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
 """Root mean square of the differences of pixels in [0, 1], by the precision of computation."""
-
-
-def as_tokens(latents: Float[Tensor, "N c *frames h w"]) -> Float[Tensor, "N tokens c"]:
-    """Every latent pixel (of every frame) as a token, as the pipelines of LTX-Video and Qwen-Image-2.1 take noise."""
-    return latents.flatten(2).transpose(1, 2)
-
-
-PACKED: Mapping[str, Callable[[Tensor], Tensor]] = {
-    **dict.fromkeys(("flux", "flux_kontext", "qwen_image", "qwen_image_edit", "longcat_image"), pack),
-    **dict.fromkeys(("ltx_video", "ltx_i2v", "qwen_image21"), as_tokens),
-}
-"""Families whose pipelines take the noise in another layout than the latents of a policy."""
-GIVEN_SIZES = {"qwen_image_edit": (1024,), "flux_kontext": (0, 1024), "flux2_klein": (1024,), "flux2": (1024,)}
-"""Values of ``model.given_size`` that pipelines have; others are ours."""
-NO_WORDS = {"qwen_image": " ", "qwen_image21": " ", "qwen_image_edit": " "}
-"""The negative prompt that stands for none, where that is not the empty text."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """What a pipeline is asked for one prompt; arguments that it does not take are left out."""
-
-    prompt: Prompt
-    start: Float[Tensor, "1 *latent"]
-    """Noise, behind whatever a prompt states of the sample (its first frame)."""
-    steps: int
-    guidance: float
-    """Scale of classifier-free guidance."""
-    size: tuple[int, int]
-    """Height and width in pixels."""
-    frames: int = 0
-    fps: float = 0.0
-    framed: bool = False
-    """Whether the image of the prompt becomes a frame of the clip."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Those of the section model."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +43,16 @@ class Diffusers:
     """diffusers' pipeline of a family of images or clips."""
 
     name: str
+    module: str
     architectures: tuple[str, ...]
     guidance: str
     """The option that is the scale of classifier-free guidance."""
     process: Process
+
+    @property
+    def own(self) -> Pipeline:
+        """Where the family's pipeline differs from the others."""
+        return vars(importlib.import_module(self.module)).get("PIPELINE", Pipeline())
 
     measure = "root mean square of the differences of pixels in [0, 1]"
     tolerance = TOLERANCE
@@ -95,10 +64,9 @@ class Diffusers:
         model: Any = policy.evaluation.model
         if model.architecture.pipeline is None:
             raise Incomparable("a model without text encoders and VAE of its own is none of diffusers'")
-        sizes = GIVEN_SIZES.get(self.name, ())
-        if sizes and (given := vars(config.model)["given_size"]) not in sizes:
+        if (sizes := self.own.given_sizes) and (given := vars(config.model)["given_size"]) not in sizes:
             raise Incomparable(f"model.given_size: diffusers' pipeline has {sizes[-1]}, got {given}")
-        if self.name == "flux2" and model.guidance != 1:
+        if not self.own.guided and model.guidance != 1:
             raise Incomparable(f"model.true_cfg_scale: diffusers' pipeline has none, got {model.guidance}")
         request = Request(prompts, range(len(prompts)), 1, seed=1)
         grid = policy.evaluation_grid
@@ -125,24 +93,12 @@ class Diffusers:
 
     def pipeline(self, path: str, adapters: str = "", dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
         """The pipeline of a checkpoint, with adapters that diffusers reads where a folder is named."""
-        declared, parts = architecture(path), {}
+        declared = architecture(path)
         shared = sum(declared in other.architectures for other in families().values()) > 1
-        if self.name in ("qwen_image_edit", "qwen_image21"):
-            from pipelines.visual.qwen_image_edit import edit_processor
-
-            # transformers' own classes need torchvision, for clips only
-            Processor = edit_processor("Qwen3VLProcessor") if self.name == "qwen_image21" else edit_processor()
-            parts["processor"] = Processor.from_pretrained(path, subfolder="processor")
-        if self.name == "longcat_image":
-            parts["text_processor"] = None  # of the same class, for rewriting prompts only
-        name = self.architectures[0] if shared else declared
-        if self.name == "flux2":
-            from pipelines.visual.flux2 import words_of
-
-            pipeline = released(name, path, adapters, dtype=dtype, device=device, tokenizer=None)
-            pipeline.tokenizer = words_of(path)
-            return pipeline
-        return released(name, path, adapters, dtype=dtype, device=device, **parts)
+        name, parts = self.architectures[0] if shared else declared, self.own.parts(path)
+        pipeline = released(name, path, adapters, dtype=dtype, device=device, **parts)
+        self.own.complete(pipeline, path)
+        return pipeline
 
     def with_our_steps(self, pipeline: Any, levels: Tensor | None) -> Any:
         """The pipeline with a solver that takes the steps of the deterministic sampler, on ``levels`` of a flow."""
@@ -159,24 +115,20 @@ class Diffusers:
         own latents."""
         accepted, results = inspect.signature(type(pipeline).__call__).parameters, []
         for call in calls:
-            if self.name == "hunyuan_video15":  # whose pipeline takes neither as an argument
-                pipeline.guider = pipeline.guider.new(guidance_scale=call.guidance)
-                pipeline.tokenizer_max_length = call.options["max_sequence_length"]
+            self.own.prepare(pipeline, call)
             with torch.random.fork_rng(), torch.no_grad():
                 torch.manual_seed(0)  # LTX-Video's decoder injects noise, which ours draws with this seed
-                arguments = {**self.arguments(call, "true_cfg_scale" in accepted), "output_type": output}
-                if self.name == "ltx2":
-                    arguments |= of_both_streams(pipeline, call)
+                arguments = {**self.arguments(call, "true_cfg_scale" in accepted), **self.own.arguments(pipeline, call)}
+                arguments["output_type"] = output
                 drawn = pipeline(**{name: value for name, value in arguments.items() if name in accepted})
-            results.append(drawn.frames if {"num_frames", "frames"} & {*accepted} else drawn.images)
-            if self.name == "qwen_image21" and output == "pt":
-                results[-1] = on_white(results[-1])
+            result = drawn.frames if {"num_frames", "frames"} & {*accepted} else drawn.images
+            results.append(self.own.pixels(result) if output == "pt" else result)
         return torch.cat([torch.as_tensor(one) for one in results])
 
     def arguments(self, call: Call, true_scale: bool) -> dict[str, Any]:
         """By name; ``true_scale``: the pipeline has a scale of guidance proper next to one that the network reads."""
         options, (height, width) = call.options, call.size
-        negative = options.get("negative_prompt") or (NO_WORDS.get(self.name, "") if true_scale else None)
+        negative = options.get("negative_prompt") or (self.own.no_words if true_scale else None)
         arguments: dict[str, Any] = {
             "prompt": call.prompt.text,
             "height": height,
@@ -184,7 +136,7 @@ class Diffusers:
             "num_frames": call.frames,
             "frames": call.frames,  # of SANA-Video's pipeline
             "frame_rate": int(call.fps),
-            "latents": PACKED.get(self.name, torch.clone)(call.start),
+            "latents": self.own.noise(call.start).clone(),
             "generator": torch.Generator(),
             "num_inference_steps": call.steps,
             "eta": 0.0,
@@ -203,12 +155,6 @@ class Diffusers:
             arguments["guidance_scale"] = call.guidance
         if options.get("guidance_2"):
             arguments["guidance_scale_2"] = options["guidance_2"]
-        if self.name == "z_image":  # whose pipeline adds the scale to the prediction with the prompt
-            arguments |= {"guidance_scale": call.guidance - 1, "cfg_normalization": options["cfg_normalization"]}
-        if self.name == "longcat_image":
-            arguments["cfg_renorm_min"] = options["cfg_renorm_min"]
-        if self.name == "flux_kontext":
-            arguments |= {"max_area": height * width, "_auto_resize": bool(options["given_size"])}
         if call.prompt.media:
             if call.framed:
                 arguments["image"] = first_frame(call.prompt, self.name, call.size)
@@ -216,26 +162,6 @@ class Diffusers:
                 images = conditioning_images(call.prompt, self.name)
                 arguments["image"] = images if len(images) > 1 else images[0]
         return arguments
-
-
-def of_both_streams(pipeline: Any, call: Call) -> dict[str, Any]:
-    """The arguments of LTX-2's pipeline that take a flat latent of frames and sound apart, and those that leave out
-    what it does besides classifier-free guidance."""
-    (height, width), channels, vae = call.size, pipeline.transformer.config.in_channels, pipeline.audio_vae
-    frames = (call.frames - 1) // pipeline.vae_temporal_compression_ratio + 1
-    length = channels * frames * height * width // pipeline.vae_spatial_compression_ratio**2
-    bins = vae.config.mel_bins // vae.mel_compression_ratio
-    heard = call.start[:, length:].unflatten(1, (vae.config.latent_channels, -1, bins)).transpose(1, 2).flatten(2)
-    off = {"stg_scale": 0.0, "modality_scale": 1.0, "guidance_rescale": 0.0}
-    return {
-        "latents": call.start[:, :length].unflatten(1, (channels, -1)).transpose(1, 2),
-        "audio_latents": heard * vae.latents_std.cpu() + vae.latents_mean.cpu(),  # which the pipeline normalizes
-        "audio_guidance_scale": call.options["sound_guidance"] or call.guidance,
-        "use_cross_timestep": call.options["cross_timestep"],
-        "frame_rate": call.fps,
-        **off,
-        **{f"audio_{name}": value for name, value in off.items()},
-    }
 
 
 def released(
@@ -247,7 +173,8 @@ def released(
     device: str = "cpu",
     **parts: Any,
 ) -> Any:
-    """A pipeline of diffusers by the name of its class, with the adapters of another folder."""
+    """A pipeline of diffusers by the name of its class, with the adapters of another folder; ``parts`` are those that
+    it does not load itself."""
     import diffusers
     from diffusers.loaders.lora_base import LoraBaseMixin
 

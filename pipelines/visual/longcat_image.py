@@ -32,6 +32,7 @@ from pipelines.visual.flow import (
 )
 from pipelines.visual.flux import LORA_TARGETS, pack, places, unpack
 from pipelines.visual.options import LongCatOptions
+from pipelines.visual.pipeline import Pipeline
 from pipelines.visual.sizes import latent_size, sides_of
 
 __all__ = ["LORA_TARGETS", "LongCatImage", "load"]
@@ -144,3 +145,10 @@ def load(options: LongCatOptions, training: Training = PLAIN) -> FlowModel:
         guidance=float(options.guidance),
         sized=sized,
     )
+
+
+PIPELINE = Pipeline(
+    noise=pack,
+    parts=lambda path: {"text_processor": None},  # of the same class as the tokenizer's, for rewriting prompts only
+    arguments=lambda pipeline, call: {"cfg_renorm_min": call.options["cfg_renorm_min"]},
+)

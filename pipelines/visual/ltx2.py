@@ -25,6 +25,7 @@ from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.ltx_video import clips_of_latents, spacing
 from pipelines.visual.options import Ltx2Options
+from pipelines.visual.pipeline import Call, Pipeline
 from pipelines.visual.sizes import latent_frames, latent_size, sides_of
 
 __all__ = ["LORA_TARGETS", "load"]
@@ -198,3 +199,26 @@ def load(options: Ltx2Options, training: Training = PLAIN) -> FlowModel:
     )
     model.architecture.check_guidance(model.guidance)
     return model
+
+
+def of_both_streams(pipeline: Any, call: Call) -> Mapping[str, Any]:
+    """The arguments of LTX-2's pipeline that take a flat latent of frames and sound apart, and those that leave out
+    what it does besides classifier-free guidance."""
+    (height, width), channels, vae = call.size, pipeline.transformer.config.in_channels, pipeline.audio_vae
+    frames = (call.frames - 1) // pipeline.vae_temporal_compression_ratio + 1
+    length = channels * frames * height * width // pipeline.vae_spatial_compression_ratio**2
+    bins = vae.config.mel_bins // vae.mel_compression_ratio
+    heard = call.start[:, length:].unflatten(1, (vae.config.latent_channels, -1, bins)).transpose(1, 2).flatten(2)
+    off = {"stg_scale": 0.0, "modality_scale": 1.0, "guidance_rescale": 0.0}
+    return {
+        "latents": call.start[:, :length].unflatten(1, (channels, -1)).transpose(1, 2),
+        "audio_latents": heard * vae.latents_std.cpu() + vae.latents_mean.cpu(),  # which the pipeline normalizes
+        "audio_guidance_scale": call.options["sound_guidance"] or call.guidance,
+        "use_cross_timestep": call.options["cross_timestep"],
+        "frame_rate": call.fps,
+        **off,
+        **{f"audio_{name}": value for name, value in off.items()},
+    }
+
+
+PIPELINE = Pipeline(arguments=of_both_streams)

@@ -34,6 +34,7 @@ from pipelines.visual.ltx_video import (
     velocity,
 )
 from pipelines.visual.options import LtxImageOptions
+from pipelines.visual.pipeline import Pipeline, as_tokens
 
 __all__ = ["LORA_TARGETS", "load"]
 
@@ -125,3 +126,6 @@ def load(options: LtxImageOptions, training: Training = PLAIN) -> FlowModel:
         fps=options.fps or FPS,
         sized=sized,
     )
+
+
+PIPELINE = Pipeline(noise=as_tokens)

@@ -22,6 +22,7 @@ from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift
 from pipelines.visual.options import LtxVideoOptions
+from pipelines.visual.pipeline import Pipeline, as_tokens
 from pipelines.visual.sizes import latent_frames, latent_size, sides_of
 
 __all__ = ["LORA_TARGETS", "load"]
@@ -173,3 +174,6 @@ def load(options: LtxVideoOptions, training: Training = PLAIN) -> FlowModel:
         fps=options.fps or FPS,
         sized=sized,
     )
+
+
+PIPELINE = Pipeline(noise=as_tokens)

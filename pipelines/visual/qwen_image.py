@@ -23,6 +23,7 @@ from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift
 from pipelines.visual.flux import LORA_TARGETS, pack, unpack
 from pipelines.visual.options import QwenImageOptions
+from pipelines.visual.pipeline import Pipeline
 from pipelines.visual.sizes import latent_size, sides_of
 
 __all__ = ["LORA_TARGETS", "QwenImage", "load"]
@@ -158,3 +159,6 @@ def check_text_tokens(tokens: int, most: int) -> None:
     """ValueError for more tokens than a model reads."""
     if tokens > most:
         raise ValueError(f"max_sequence_length: got {tokens}, expected at most {most}, which the model reads")
+
+
+PIPELINE = Pipeline(noise=pack, no_words=NOTHING)

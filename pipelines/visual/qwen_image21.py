@@ -10,6 +10,7 @@ The VAE has a fourth channel, opacity: images are what is seen on white.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.conditioning_image import by_sizes
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift
 from pipelines.visual.options import QwenImage21Options
+from pipelines.visual.pipeline import Pipeline, as_tokens
 from pipelines.visual.qwen_image import NOTHING, latent_statistics
 from pipelines.visual.qwen_image_edit import edit_processor
 from pipelines.visual.sizes import latent_size, sides_of
@@ -158,3 +160,11 @@ def load(options: QwenImage21Options, training: Training = PLAIN) -> FlowModel:
         guidance=float(options.guidance),
         sized=sized,
     )
+
+
+def without_torchvision(path: str) -> Mapping[str, Any]:
+    """The processor for the pipeline of diffusers, since transformers' own class needs torchvision, for clips only."""
+    return {"processor": edit_processor("Qwen3VLProcessor").from_pretrained(path, subfolder="processor")}
+
+
+PIPELINE = Pipeline(noise=as_tokens, no_words=NOTHING, parts=without_torchvision, pixels=on_white)

@@ -7,6 +7,7 @@ image to be made in the sequence of tokens. It is never noised, and the uncondit
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from pipelines.visual.conditioning_image import by_size, conditioning_image
 from pipelines.visual.flow import TRANSFORMER, FlowModel
 from pipelines.visual.flux import LORA_TARGETS, pack, unpack
 from pipelines.visual.options import QwenImageEditOptions
+from pipelines.visual.pipeline import Pipeline
 from pipelines.visual.qwen_image import NOTHING, QwenImage, check_text_tokens, latent_statistics, predicted
 from pipelines.visual.sizes import latent_size, sides_of
 
@@ -178,3 +180,11 @@ def edit_processor(name: str = "Qwen2VLProcessor") -> Any:
             super().__init__(image_processor, tokenizer, chat_template=chat_template)
 
     return EditProcessor
+
+
+def without_torchvision(path: str) -> Mapping[str, Any]:
+    """The processor for the pipeline of diffusers, since transformers' own class needs torchvision, for clips only."""
+    return {"processor": edit_processor().from_pretrained(path, subfolder="processor")}
+
+
+PIPELINE = Pipeline(noise=pack, no_words=NOTHING, given_sizes=(1024,), parts=without_torchvision)

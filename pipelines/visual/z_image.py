@@ -7,6 +7,7 @@ none, as in every other family.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ from pipelines.visual.flow import (
     pixels_of_latents,
 )
 from pipelines.visual.options import ZImageOptions
+from pipelines.visual.pipeline import Call, Pipeline
 from pipelines.visual.sizes import latent_size, sides_of
 
 LORA_TARGETS = tuple(f"attention.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0"))
@@ -144,3 +146,11 @@ def load(options: ZImageOptions, training: Training = PLAIN) -> FlowModel:
         guidance=float(options.guidance),
         sized=sized,
     )
+
+
+def scaled(pipeline: Any, call: Call) -> Mapping[str, Any]:
+    """The arguments of guidance: the pipeline of diffusers adds the scale to the prediction with the prompt."""
+    return {"guidance_scale": call.guidance - 1, "cfg_normalization": call.options["cfg_normalization"]}
+
+
+PIPELINE = Pipeline(arguments=scaled)

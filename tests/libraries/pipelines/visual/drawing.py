@@ -12,7 +12,8 @@ from mmgrpo.family import families
 from mmgrpo.types import Prompt
 from pipelines.visual import sd3
 from pipelines.visual.flow import FlowModel
-from pipelines.visual.library import Call, released
+from pipelines.visual.library import released
+from pipelines.visual.pipeline import Call
 from tests.building import load
 
 __all__ = ["PROMPTS", "STEPS", "at", "draw", "drawn_by_diffusers", "noise", "ours", "released", "shake", "theirs"]

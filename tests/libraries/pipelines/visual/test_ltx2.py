@@ -15,7 +15,8 @@ from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt, Request
 from pipelines.visual import ltx2
 from pipelines.visual.flow import FlowModel
-from pipelines.visual.library import Call, Diffusers
+from pipelines.visual.library import Diffusers
+from pipelines.visual.pipeline import Call
 from tests.building import load
 from tests.libraries.families.examples import PICTURE, shown
 from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
@@ -248,7 +249,7 @@ def test_validation_draws_the_same_frames_by_the_pipeline(folder):
     options = {"sound_guidance": 5.0, "cross_timestep": True}
     model = ours(folder, guidance=2.0, **options)
     start, seed = noise(model)[:1], Prompt(PROMPTS[0].text)
-    library = Diffusers("ltx2", ("LTX2Pipeline",), "guidance", "flow")
+    library = Diffusers("ltx2", "pipelines.visual.ltx2", ("LTX2Pipeline",), "guidance", "flow")
     shared = {**options, "guidance": 2.0, "negative_prompt": "", "max_sequence_length": 48}
     call = Call(seed, start, STEPS, 2.0, (32, 64), 5, 25.0, options=shared)
     theirs = library.samples(released("LTX2Pipeline", folder), [call])
