@@ -345,7 +345,7 @@ def reward_metrics(
 
     A reward that is trained on and failed for all rows that it did not abstain from is an error; otherwise, also where
     it abstains from all, its mean and std are NaN. Rows without a reward of a turn are no failures of it, and an error
-    where they are all.
+    where they are all; so are those of a world that failed.
     """
     origin, metrics = torch.where(decisions.origin == REPLACED, OWN, decisions.origin), {}
     own, contrast = (scores.rows(origin == kind) for kind in (OWN, CONTRAST))
@@ -353,6 +353,14 @@ def reward_metrics(
     of_turns = torch.zeros_like(own.valid[:, 0])
     if {"turn", "turn_reward_failed"} <= decisions.fields.keys():
         of_turns = (decisions.fields["turn_reward_failed"][origin == OWN] > 0).to(of_turns.device)
+    if "world_failed" in decisions.fields:
+        worlds = (decisions.fields["world_failed"][origin == OWN] > 0).to(of_turns.device)
+        of_turns |= worlds
+        if len(worlds) and bool(worlds.all()):
+            raise RuntimeError(
+                f"sampling.tools: the worlds of all {len(worlds)} completions of round {number} failed, so that none "
+                "can be scored; the warnings above say of which class and why"
+            )
     if len(of_turns) and bool(of_turns.all()):
         raise RuntimeError(
             f"sampling.tools: turn_reward gave all {len(of_turns)} completions of round {number} at least one turn "

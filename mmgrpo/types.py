@@ -122,6 +122,8 @@ class Text:
     """The calls of tools in all turns that were answered, in their order."""
     tool_reward: float | None = field(default=None, hash=False)
     """What the tools themselves gave to the completion; NaN where one failed, None where none rewards."""
+    fault: str = ""
+    """Why the world that its tools act in failed, no fault of the policy's; no reward scores such a completion."""
 
     @property
     def whole(self) -> str:

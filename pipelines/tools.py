@@ -145,6 +145,7 @@ def tools_of(config: Config, model: Any) -> Tools | None:
         names_elsewhere(sampling.tools),
         {one["function"]["name"]: one["function"]["parameters"] for one in schemas(loaded)},
         sampling.unreadable_calls,
+        int(sampling.tool_memory * 1e9),
     )
 
 

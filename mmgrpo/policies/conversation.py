@@ -22,7 +22,7 @@ class Conversation(Completion):
     """Turns of the policy, and of tools."""
 
     setting = "sampling.tools"
-    fields = frozenset({*NUMBERS, "step_rewards"})
+    fields = frozenset({*NUMBERS, "step_rewards", "world_failed"})
 
     def __init__(self, value: Tools) -> None:
         super().__init__(value)
@@ -113,6 +113,7 @@ def _texts(sequences: Sequences, turns: Conversations) -> list[Text]:
             tuple(one.turns),
             tuple(one.calls),
             one.reward,
+            one.fault,
         )
         for row, one in zip(sequences.prompts.tolist(), turns.episodes, strict=True)
     ]

@@ -49,6 +49,8 @@ class Query:
     """What classes of tools have written behind the prompt, at the end of its last user turn."""
     numbers: tuple[tuple[str, float], ...] = ()
     """Further numbers of the form of the prompt, fields of its samples."""
+    fault: str = ""
+    """Why such a class could not begin, so that no completion of the prompt is scored."""
 
     @property
     def stream(self) -> tuple[str | int, ...]:

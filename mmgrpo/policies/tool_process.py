@@ -46,10 +46,13 @@ _LOCK = threading.Lock()
 
 
 class ToolProcess:
-    """The process that has the tools; see the module. ``names``: where another Python finds them, or none."""
+    """The process that has the tools; see the module. ``names``: where another Python finds them, or none; ``memory``:
+    bytes that a copy may take beyond what it shares with the others, 0: any number."""
 
-    def __init__(self, tools: Sequence[Any], names: Sequence[str] = ()) -> None:
-        self._tools, self._names = list(tools), list(names)
+    def __init__(self, tools: Sequence[Any], names: Sequence[str] = (), memory: int = 0) -> None:
+        self._tools, self._names, self._memory = list(tools), list(names), memory
+        self.failures = 0
+        """Prompts in a row whose worlds all failed."""
         self._idle: list[Copy] = []
         self._process: child.Running | None = None
         self._end: Callable[[], Any] = lambda: None
@@ -63,8 +66,8 @@ class ToolProcess:
 
     def leave(self, copy: Copy, seconds: float) -> None:
         """Give back a copy that was taken; its instance of a class ends."""
-        if copy.open:
-            copy.ask({"leave": True}, seconds)
+        if copy.open and copy.ask({"leave": True}, seconds).get("spent"):
+            copy.close()
         if copy.open:
             self._idle.append(copy)
 
@@ -130,7 +133,7 @@ class ToolProcess:
         self._line = child.Line(connection, lambda: process.poll() is None)
         if self._names:
             deadline = time.monotonic() + START
-            for part in frames(self._names):
+            for part in frames({"names": self._names, "memory": self._memory}):
                 self._line.send(part, deadline)
             answer = read(lambda: self._line.receive(deadline, [child.LENGTH + 10_000]))
             if error := answer.get("error"):
@@ -157,7 +160,7 @@ class ToolProcess:
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                 os.dup2(2, 1)
                 sys.stdout = sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-                serve(theirs, parent, self._tools)
+                serve(theirs, parent, self._tools, self._memory)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -177,7 +180,7 @@ class Copy:
 
     def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """The answer to a request, or its ``error``; one that does not come in time, or whose process ends, closes the
-        copy. TypeError for a request that no message can hold."""
+        copy, the latter with ``ended``. TypeError for a request that no message can hold."""
         deadline, budget = time.monotonic() + seconds, [ANSWER]
         parts = [*frames(request)]
         try:
@@ -188,16 +191,17 @@ class Copy:
                 return answer
             error = "got no answer"
         except TimeoutError:
-            error = f"no answer within {seconds:g} seconds"
+            self.close()
+            return {"error": f"no answer within {seconds:g} seconds"}
         except OSError:
-            return {"error": child.ending(self.close())}
+            return {"error": child.ending(self.close()), "ended": True}
         except (ValueError, TypeError, LookupError, RecursionError, SafetensorError) as wrong:
             error = f"got an answer that cannot be read ({type(wrong).__name__})"
         except BaseException:
             self.close()
             raise
         self.close()
-        return {"error": error}
+        return {"error": error, "ended": True}
 
     def close(self) -> int:
         """End the copy; its status."""

@@ -16,6 +16,11 @@ HOOKS = ("reset", "turn_reward", "state", "reward")
 """Methods of a class that are no tools."""
 
 
+class WorldFailed(Exception):
+    """Raised by a tool whose world broke, which is no fault of the policy's: a service that is gone, a simulator that
+    fails. The completion ends and no reward scores it. Any other exception is what the policy reads of its call."""
+
+
 def load_tools(names: Sequence[str]) -> list[Any]:
     """The functions and classes that ``sampling.tools`` names, ``module:name``."""
     for name in names:

@@ -14,11 +14,14 @@ import gc
 import json
 import os
 import random
+import resource
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -27,7 +30,7 @@ from PIL import Image as Pil
 
 from mmgrpo.data.images import from_pil
 from mmgrpo.data.values import reason_of
-from mmgrpo.policies.tool_table import load_tools, offered
+from mmgrpo.policies.tool_table import WorldFailed, load_tools, offered
 from mmgrpo.scoring.child import arguments, end_with, receive
 from mmgrpo.scoring.wire import frames, read
 from mmgrpo.types import Image, Media
@@ -46,20 +49,21 @@ def main() -> NoReturn:
     """Import the tools, then fork copies until the run has ended."""
     control, parent = arguments(sys.argv[1:])
     end_with(parent)
-    names = read(lambda: receive(control))
+    asked = read(lambda: receive(control))
     try:
-        tools = load_tools(names)
+        tools = load_tools(asked["names"])
         answer: dict[str, Any] = {}
     except BaseException as error:
         tools, answer = [], {"error": reason_of(error)}
     gc.collect()
     for part in frames(answer):
         control.sendall(part)
-    serve(control, parent, tools)
+    serve(control, parent, tools, asked["memory"])
 
 
-def serve(control: socket.socket, parent: int, tools: Sequence[Any]) -> NoReturn:
-    """Fork and end copies as ``control`` orders, until it is closed."""
+def serve(control: socket.socket, parent: int, tools: Sequence[Any], memory: int = 0) -> NoReturn:
+    """Fork and end copies as ``control`` orders, until it is closed; each may take so many bytes more than it begins
+    with, 0: any number."""
     torch.set_num_threads(1)  # threads of OpenMP do not survive a fork
     gc.freeze()  # no look for garbage, which would take half a second of a fork of the run and copy all its pages
     running: set[int] = set()
@@ -73,6 +77,7 @@ def serve(control: socket.socket, parent: int, tools: Sequence[Any]) -> NoReturn
                 number = -(error.errno or 1)
             if number == 0:
                 control.close()
+                _limit(memory)
                 _copy(socket.socket(fileno=descriptors[0]), parent, tools)
             os.close(descriptors[0])
             if number > 0:
@@ -97,6 +102,30 @@ def _ended(number: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
 
 
+def _limit(memory: int) -> None:
+    """Let this process allocate so many bytes and no more, beyond which Python raises MemoryError; nothing where the
+    system does not count them."""
+    if not memory:
+        return
+    with suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        held = next(int(line.split()[1]) for line in lines if line.startswith("VmData:")) * 1024
+        resource.setrlimit(resource.RLIMIT_DATA, (held + memory, held + memory))
+
+
+def _opened() -> tuple[int, int, bool]:
+    """How many files and sockets this process has open, 0 where the system does not tell, how many threads it has, and
+    whether it has started another."""
+    files, children = 0, True
+    with suppress(OSError):
+        files = len(os.listdir("/proc/self/fd"))
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        children = False
+    return files, threading.active_count(), children
+
+
 def _copy(connection: socket.socket, parent: int, tools: Sequence[Any]) -> NoReturn:
     """Answer requests until the connection is closed."""
     try:
@@ -107,10 +136,12 @@ def _copy(connection: socket.socket, parent: int, tools: Sequence[Any]) -> NoRet
         ):  # opened again: the signal of a pipe goes to one group; no /proc: the connection ends it
             end_with(os.open(f"/proc/self/fd/{parent}", os.O_RDONLY | os.O_NONBLOCK))
         seed_all(int.from_bytes(os.urandom(4), "big"))  # not as in all other copies
-        table, instance, own = offered(tools), None, os.getpid()
+        table, instance, own, begun = offered(tools), None, os.getpid(), _opened()
         while True:
             request = read(lambda: receive(connection))
             answer, instance = answered(request, tools, table, instance)
+            if "leave" in request and any(now > then for now, then in zip(_opened(), begun, strict=True)):
+                answer["spent"] = True  # what a completion has left open, its server for instance, ends with it
             if os.getpid() != own:
                 break  # a copy that the tool forked and that came back
             for part in frames(answer):
@@ -137,7 +168,8 @@ def answered(
     """The answer to a request, and the instance of a class that answers the next.
 
     ``begin`` makes the instance, ``leave`` ends it, ``hook`` asks a method of ``HOOKS``, ``call`` a tool. An ``error``
-    is what the tool did wrong, ``wrong`` the kind of a value that is not what was expected, and why.
+    is what the tool did wrong, with ``failed`` where that is ``WorldFailed``, ``wrong`` the kind of a value that is not
+    what was expected, and why.
     """
     try:
         if "begin" in request:
@@ -156,7 +188,8 @@ def answered(
         owner, function = table[request["call"]]
         value = (function if owner is None else getattr(instance, request["call"]))(**request["arguments"])
     except BaseException as error:  # whatever a tool raises, SystemExit too, the policy reads it
-        return {"error": encodable(reason_of(error))}, instance
+        said = {"error": encodable(reason_of(error))}
+        return (said | {"failed": True} if isinstance(error, WorldFailed) else said), instance
     return _as_result(value), instance
 
 

@@ -11,6 +11,10 @@ A tool is a function, or a public method of a class, of which each completion ha
 ``reset(prompt, seed)`` begins it, and may return a text that the completions read behind the prompt; ``turn_reward()``
 says after each turn what it reached (the field ``step_rewards``), ``state()`` where it has led (the field ``state``),
 and ``reward()`` at the end what was reached in all (the reward ``tool_reward``).
+
+What goes wrong is of two kinds. What the policy asked for, a call that raises or takes too long, it reads as the
+result. What the world did by itself, an instance that cannot begin, whose process ends, or that raises ``WorldFailed``,
+ends the completion, which no reward scores (``Text.fault``); ``FAILURES`` prompts of this kind in a row end the run.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
@@ -35,16 +40,19 @@ from mmgrpo.data.limits import Unreadable
 from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.token_model import Query, Showing, Speller, TokenModel
 from mmgrpo.policies.tool_calls import arguments_of, calls_of
-from mmgrpo.policies.tool_table import having, offered, opens, reset_parameters
+from mmgrpo.policies.tool_table import WorldFailed, having, offered, opens, reset_parameters
 from mmgrpo.randomness import derive
 from mmgrpo.types import Call, Image, Media, Prompt, Turn
 
 STREAMS = 1 << 20
 """Random streams that the later turns of a prompt's completions have, from the number of its prompt times this on."""
 
-ENDS = ("answered", "turns", "tokens", "unreadable")
-"""Why a completion ended: with a turn without a call, with a call in its last turn, at its last token, or with calls
-that cannot be read (``unreadable_calls``)."""
+ENDS = ("answered", "turns", "tokens", "unreadable", "failed")
+"""Why a completion ended: with a turn without a call, with a call in its last turn, at its last token, with calls that
+cannot be read (``unreadable_calls``), or as its world failed."""
+
+FAILURES = 8
+"""Prompts in a row with which a run ends where the worlds of all their completions have failed."""
 
 CHARACTERS, MARGIN = 16, 16
 """Characters of a result that are spelled for each token that is read, and tokens behind them whose spelling may be
@@ -101,6 +109,8 @@ class Episode:
     end: str = ""
     reward: float | None = None
     """What its tools gave it; NaN where one failed, None without such tools."""
+    fault: str = ""
+    """Why its world failed, after which nothing of it is scored."""
     instances: dict[type, Copy] = field(default_factory=dict)
     """The processes of its instances; closed ones did not answer in time or ended, and answer no more."""
 
@@ -135,14 +145,17 @@ class Conversations:
         return ended.to(self.observed.device)
 
     def fields(self, records: frozenset[str] = frozenset()) -> dict[str, Tensor]:
-        """``NUMBERS`` of each completion, ``turn``, ``state`` and ``action`` where they are asked for, and the rewards
-        of turns with them or where tools have given some."""
+        """``NUMBERS`` of each completion and ``world_failed``, ``turn``, ``state`` and ``action`` where they are asked
+        for, and the rewards of turns with them or where tools have given some."""
         rows = [
             (one.turn, len(one.calls), sum(bool(call.error) for call in one.calls), ENDS.index(one.end))
             for one in self.episodes
         ]
         numbers: dict[str, Tensor] = dict(
             zip(NUMBERS, torch.tensor(rows, dtype=torch.float32).to(self.observed.device).T)
+        )
+        numbers["world_failed"] = torch.tensor([float(bool(one.fault)) for one in self.episodes]).to(
+            self.observed.device
         )
         if "turn" in records:
             numbers["turn"] = self.turn
@@ -206,6 +219,8 @@ class Tools:
     """The JSON schema of each tool's parameters that the model is shown, by which arguments are read."""
     unreadable_calls: int = 0
     """Calls in a row that cannot be read, with which a completion ends; 0: it goes on."""
+    memory: int = 0
+    """Bytes that the process of an instance, or of a function, may take beyond what all share; 0: any number."""
 
     @cached_property
     def table(self) -> dict[str, tuple[type | None, Callable[..., Any]]]:
@@ -223,7 +238,8 @@ class Tools:
         return [tool for tool in self.tools if isinstance(tool, type) and opens(tool)]
 
     def opened(self, queries: Sequence[Query], seed: int) -> list[Query]:
-        """The queries with what the classes write behind their prompts; all completions of a prompt read the same."""
+        """The queries with what the classes write behind their prompts; all completions of a prompt read the same, and
+        nothing where a class cannot begin."""
         if not self.opening:
             return list(queries)
 
@@ -232,11 +248,13 @@ class Tools:
             self.process.leave(copy, self.seconds)
             return text
 
-        def written(query: Query) -> tuple[str, ...]:
-            return tuple(begun(owner, query) for owner in self.opening)
+        def written(query: Query) -> Query:
+            try:
+                return replace(query, opening=tuple(begun(owner, query) for owner in self.opening))
+            except WorldFailed as error:
+                return replace(query, opening=("",) * len(self.opening), fault=str(error))
 
-        texts = self._each(queries, written)
-        return [replace(query, opening=text) for query, text in zip(queries, texts, strict=True)]
+        return [*self._each(queries, written)]
 
     @cached_property
     def rewarding_turns(self) -> list[type]:
@@ -253,7 +271,7 @@ class Tools:
         """Where they are called."""
         from mmgrpo.policies.tool_process import ToolProcess
 
-        return ToolProcess(self.tools, self.names)
+        return ToolProcess(self.tools, self.names, self.memory)
 
     def converse(
         self,
@@ -272,7 +290,7 @@ class Tools:
         rows = []
         for query in queries:
             opened = [Turn("user", (text,))] if (text := "".join(query.opening)) else []
-            rows.append(Episode(query, members.setdefault(query.slot, 0), turns=opened))
+            rows.append(Episode(query, members.setdefault(query.slot, 0), turns=opened, fault=query.fault))
             members[query.slot] += 1
         try:
             self._converse(rows, first, draw, model, ends, most, seed, keyed)
@@ -280,7 +298,23 @@ class Tools:
             for one in rows:
                 for copy in one.instances.values():
                     self.process.leave(copy, self.seconds)
+        self._count(rows)
         return _joined(rows, first, model.pad_id)
+
+    def _count(self, rows: Sequence[Episode]) -> None:
+        """Warn of worlds that failed; RuntimeError where those of ``FAILURES`` prompts in a row have."""
+        for fault in dict.fromkeys(one.fault for one in rows if one.fault):
+            warnings.warn(f"sampling.tools: a completion has no reward, as its world failed: {fault}", stacklevel=2)
+        for _, group in groupby(rows, key=lambda one: one.query.slot):
+            some = [*group]
+            if all(one.fault for one in some):
+                self.process.failures += 1
+            elif any(one.instances and not one.fault for one in some):
+                self.process.failures = 0
+            if self.process.failures >= FAILURES:
+                raise RuntimeError(
+                    f"sampling.tools: the worlds of {FAILURES} prompts in a row failed, the last as {some[0].fault}"
+                )
 
     def _converse(
         self,
@@ -316,6 +350,8 @@ class Tools:
                     given = partial(self._given, method="reward", owners=self.rewarding, seed=seed)
                     for one, value in zip(rows, self._each(rows, given), strict=True):
                         one.reward = value
+                for one in rows:
+                    one.end = "failed" if one.fault else one.end
                 return
             turn += 1
             asked = [
@@ -370,7 +406,7 @@ class Tools:
     def _turned(self, one: Episode, seed: int, keyed: bool) -> list[Call]:
         """The answered calls of the newest turn, one after the other, none of a last one; then the turn is rewarded,
         and the next state numbered."""
-        calls = [] if one.end else calls_of(self.prefilled + one.text)
+        calls = [] if one.end or one.fault else calls_of(self.prefilled + one.text)
         most = self.calls_per_turn or len(calls)
         answered = [self._answered(one, name, given, seed) for name, given in calls[:most]]
         if more := len(calls[most:]):
@@ -382,6 +418,8 @@ class Tools:
             one.actions.append(_action(one.query.prompt, self.prefilled + one.text))
         if keyed and not one.end:
             one.states.append(self._state(answered, one, seed))
+        if one.fault:
+            one.end, one.calls = "failed", [*one.calls, *answered]
         return answered
 
     def _state(self, answered: Sequence[Call], one: Episode, seed: int) -> int:
@@ -407,6 +445,8 @@ class Tools:
         total = 0.0
         for owner in owners:
             value, error = self._asked(one, method, owner, seed, "a number")
+            if one.fault:
+                return math.nan
             if not error and not abs(value) <= torch.finfo(torch.float32).max:
                 error = f"it returned {shown(value)}, expected a finite number"
             if error:
@@ -422,10 +462,18 @@ class Tools:
     def _asked(self, one: Episode, method: str, owner: type, seed: int, expected: str) -> tuple[Any, str]:
         """What the completion's instance of a class returns from a method of ``HOOKS``, or why it returns nothing;
         ValueError for something else than ``expected``."""
-        copy = self._instance(one, owner, seed)
+        if one.fault:
+            return None, one.fault
+        try:
+            copy = self._instance(one, owner, seed)
+        except WorldFailed as error:
+            one.fault = str(error)
+            return None, one.fault
         if not copy.open:
             return None, "it no longer answers"
         answer = copy.ask({"hook": method}, self.seconds)
+        if not copy.open or answer.get("failed"):
+            one.fault = _fault(method, owner, one.query, answer["error"])
         if kind := answer.get("wrong"):
             raise ValueError(
                 f"sampling.tools: {method} of class '{owner.__name__}' returned a {kind}, expected {expected}"
@@ -491,6 +539,8 @@ class Tools:
     def _answered(self, one: Episode, name: str, given: Mapping[str, Any] | str, seed: int) -> Call:
         """A call with its result or its error; ValueError for a tool that answers with something else than text or
         JSON, which no policy can mend."""
+        if one.fault:
+            return Call(name, error=one.fault)
         if isinstance(given, str):
             return Call(name, error=given)
         if name not in self.table:
@@ -505,8 +555,14 @@ class Tools:
         if owner is None:
             answer: dict[str, Any] = self.process.call(request, self.seconds)
         else:
-            copy = self._instance(one, owner, seed)
+            try:
+                copy = self._instance(one, owner, seed)
+            except WorldFailed as error:
+                one.fault = str(error)
+                return Call(name, given, error=one.fault)
             answer = copy.ask(request, self.seconds) if copy.open else {"error": f"'{name}' no longer answers"}
+        if answer.get("failed") or (owner is not None and answer.get("ended")):
+            one.fault = _fault(name, owner, one.query, answer["error"])
         if kind := answer.get("wrong"):
             raise ValueError(f"sampling.tools: '{name}' returned {kind}")
         if error := answer.get("error"):
@@ -514,8 +570,8 @@ class Tools:
         return Call(name, given, result=answer["text"], images=tuple(answer["images"]))
 
     def _instance(self, one: Episode, owner: type, seed: int) -> Copy:
-        """The process of the completion's own instance of a class. RuntimeError where it writes another text behind the
-        prompt than was read."""
+        """The process of the completion's own instance of a class. ``WorldFailed`` where it cannot begin, RuntimeError
+        where it writes another text behind the prompt than was read."""
         if owner not in one.instances:
             one.instances[owner], text = self._begun(owner, one.query, seed)
             read = one.query.opening[self.opening.index(owner)] if owner in self.opening else ""
@@ -529,7 +585,7 @@ class Tools:
 
     def _begun(self, owner: type, query: Query, seed: int) -> tuple[Copy, str]:
         """A process with an instance of a class for a completion of a prompt, and what it writes behind it; all of a
-        prompt begin with the same seed."""
+        prompt begin with the same seed. ``WorldFailed`` where it cannot begin."""
         parameters = reset_parameters(owner)
         request = {"begin": list(self.tools).index(owner), "parameters": parameters}
         request |= {"prompt": query.prompt if parameters else None, "seed": derive(seed, "tools", query.slot)}
@@ -537,13 +593,14 @@ class Tools:
         try:
             answer = copy.ask(request, self.seconds)
         except TypeError as error:  # of a prompt made in Python
-            answer = {"error": str(error)}
+            copy.close()
+            raise RuntimeError(
+                f"sampling.tools: class '{owner.__name__}' could not begin prompt '{query.prompt.id}': {error}"
+            ) from error
         if error := answer.get("error"):
             slow = "" if copy.open else "; sampling.tool_seconds is the time that it has"
             copy.close()
-            raise RuntimeError(
-                f"sampling.tools: class '{owner.__name__}' could not begin prompt '{query.prompt.id}': {error}{slow}"
-            )
+            raise WorldFailed(f"class '{owner.__name__}' could not begin prompt '{query.prompt.id}': {error}{slow}")
         text, kind = answer.get("value"), answer.get("wrong")
         if isinstance(text, str) and owner not in self.opening:
             copy.close()
@@ -557,6 +614,12 @@ class Tools:
                 f"sampling.tools: reset of class '{owner.__name__}' returned a {kind}, expected text or nothing"
             )
         return copy, self._plain(text) if isinstance(text, str) else ""
+
+
+def _fault(name: str, owner: type | None, query: Query, error: str) -> str:
+    """How a world failed, in words."""
+    of = f" of class '{owner.__name__}'" if owner else ""
+    return f"'{name}'{of} failed for a completion of prompt '{query.prompt.id}': {error}"
 
 
 def number_of(prompt: Prompt, *state: Any) -> int:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.config.schedules import Schedule
@@ -23,7 +23,7 @@ from mmgrpo.scoring.decisions import with_decisions
 from mmgrpo.scoring.isolation import column_or_nan, scored_or_abstained
 from mmgrpo.scoring.isolation import score_column as score_column
 from mmgrpo.scoring.manifest import Manifest
-from mmgrpo.types import Decisions, Output, Prompt
+from mmgrpo.types import Decisions, Output, Prompt, Text, select_rows
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,8 @@ def score_outputs(
 
     A reward that raises, exits, or returns anything else than one real number per output stops the run with an error
     that names it; with weight 0 it warns, once per message, and none of its values is valid. A value that is NaN or
-    infinite in fp32 is marked invalid, and None abstains. The caller counts what is not valid.
+    infinite in fp32 is marked invalid, and None abstains. No reward is asked of a text whose world has failed
+    (``Text.fault``), nor sees it beside others. The caller counts what is not valid.
     """
     return begin_scoring(scorers, prompts, outputs, rollout)()
 
@@ -142,6 +143,13 @@ def begin_scoring(
     thread that calls it: they change settings and take the processor or the GPU of what the caller does meanwhile.
     """
 
+    whole = [place for place, one in enumerate(outputs) if not (isinstance(one, Text) and one.fault)]
+    if len(whole) < len(outputs):
+        kept = torch.tensor(whole, dtype=torch.long)
+        given = None if rollout is None else select_rows(rollout, kept.to(rollout.log_probs.device))
+        asked = scorers if whole else []
+        rest = begin_scoring(asked, [prompts[i] for i in whole], [outputs[i] for i in whole], given)
+        return lambda: _among(rest(), kept, len(outputs), len(scorers))
     unlabelled = all(prompt.answer is None for prompt in prompts)
 
     def column(scorer: Scorer) -> list[float | None]:
@@ -164,6 +172,15 @@ def begin_scoring(
         return RewardScores(torch.where(valid, values, torch.zeros_like(values)), valid, abstained.reshape(shape).T)
 
     return finish
+
+
+def _among(scores: RewardScores, rows: Int[Tensor, "_"], count: int, columns: int) -> RewardScores:
+    """These scores in their places among those of ``count`` rows, of which the others have none."""
+    shape, kinds = (count, columns), (torch.float32, torch.bool, torch.bool)
+    values, valid, abstained = (torch.zeros(shape, dtype=kind) for kind in kinds)
+    if len(rows):
+        values[rows], valid[rows], abstained[rows] = scores.values, scores.valid, scores.abstentions
+    return RewardScores(values, valid, abstained)
 
 
 def mean_of_valid(scores: RewardScores, column: int) -> tuple[float, float, int]:

@@ -156,6 +156,9 @@ class VlmSampling(TokenSampling):
     tool_seconds: Annotated[float, within("[0.001, 86400]"), needs("sampling.tools")] = 30.0
     """With tools: time after which a call that has not answered counts as failed, and its process is ended; also that
     in which a class must begin."""
+    tool_memory: Annotated[float, within("[0, 1e6]"), needs("sampling.tools")] = 8.0
+    """With tools: GB that the process of an instance of a class, or of a function, may allocate beyond what was loaded
+    at import; more is a MemoryError to the model, and 0 is no limit."""
     unreadable_calls: Annotated[int, COUNT_OR_ZERO, needs("sampling.tools")] = 0
     """With tools: number of calls in a row that cannot be read after which a completion ends; 0: each is answered by an
     error, and the completion goes on."""

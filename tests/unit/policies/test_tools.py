@@ -309,7 +309,7 @@ def test_a_worked_completion():
     assert one.turns == [Turn("assistant", (f"a {PEEK}",)), Turn("tool", ("seven eight",))]
     assert one.calls == [Call("peek", {}, "seven eight")]
     assert {name: float(value) for name, value in found.fields().items()} == {
-        "turns": 2, "tool_calls": 1, "failed_calls": 0, "turns_end": ENDS.index("answered")
+        "turns": 2, "tool_calls": 1, "failed_calls": 0, "turns_end": ENDS.index("answered"), "world_failed": 0
     }  # fmt: skip
 
 
@@ -493,28 +493,11 @@ def of_reset(value: Any, declared: Any) -> type:
         (of_reset("a", dict), ValueError, "'Odd'.*text.*-> str"),
         (of_reset(3, str), ValueError, "'Odd'.*int.*text"),
         (of_reset(counted, "str | None"), RuntimeError, "'Odd'.*'[3-9]'.*prompt '0'.*'0'"),
-        (of_reset(lambda: 1 / 0, str), RuntimeError, "'Odd'.*'0'.*ZeroDivision"),
     ],
 )
 def test_what_a_reset_cannot_return(made, error, reason):
     with pytest.raises(error, match=reason):
         rollout(policy_of(tools=[made]))
-
-
-class Closed:
-    """Cannot begin."""
-
-    def __init__(self) -> None:
-        raise OSError("closed today")
-
-    def peek(self) -> str:
-        """Look."""
-        return ""
-
-
-def test_a_tool_that_cannot_begin_stops_the_run():
-    with pytest.raises(RuntimeError, match=r"'Closed'.*'0'.*closed today"):
-        conversed([[PEEK, END]], Closed)
 
 
 class Counter(Shop):
@@ -731,20 +714,15 @@ IMAGES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("value", "seconds", "reason"),
-    [(lambda: 1 / 0, 60.0, "ZeroDivisionError"), (threading.Event().wait, 1.0, "no answer within 1 ")],
-)
-def test_a_state_that_cannot_be_named_is_equal_to_no_other(value, seconds, reason):
+def test_a_state_that_cannot_be_named_is_equal_to_no_other():
     class Lost(Walk):
         def state(self) -> Any:
-            return value() if self.place else 0
+            return 1 / 0 if self.place else 0
 
     script = [["a", PEEK, END], [HIDE, END], ["b", END]]
-    with pytest.warns(UserWarning, match=f"state.*'Lost'.*'0'.*{reason}"):
-        first, second, third = states_of(script, Lost, seconds=seconds)
-    assert first != second != third
-    assert (third == first) == (seconds > 10)  # who does not answer is not asked again
+    with pytest.warns(UserWarning, match="state.*'Lost'.*'0'.*ZeroDivisionError"):
+        first, second, third = states_of(script, Lost)
+    assert first == third != second
     for one in (set(), b"x", object()):
         Lost.state = lambda self, one=one: one  # type: ignore[method-assign]
         with pytest.raises(ValueError, match=r"state.*'Lost'.*JSON"):

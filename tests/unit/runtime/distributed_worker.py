@@ -5,6 +5,7 @@ RANK=0 WORLD_SIZE=2 ... python tests/unit/runtime/distributed_worker.py FOLDER
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -89,11 +90,13 @@ def tokens(folder: Path, accelerator: Accelerator, **settings: Any) -> Trainer:
 
 
 def conversing(folder: Path, accelerator: Accelerator) -> Trainer:
-    """Completions of several turns, whose tools reward each of them and name their states."""
+    """Completions of several turns, whose tools reward each of them and name their states, and some of which fail."""
     from tests.unit.policies.test_tools import PROMPTS, Walk, few_calls, policy_of
 
     class Paid(Walk):
         def turn_reward(self) -> float:
+            if self.place == 2:
+                os._exit(1)
             return float(self.place)
 
     blocks = algorithm_blocks("gigpo", terms=[])
