@@ -12,8 +12,11 @@ from PIL import Image as Pil
 from mmgrpo.config.plugins import load_object
 from mmgrpo.types import Image, Media
 
-HOOKS = ("reset", "turn_reward", "state", "reward")
+HOOKS = ("reset", "turn_reward", "state", "reward", "get_reward")
 """Methods of a class that are no tools."""
+
+COLUMNS = -1
+"""``reset_parameters`` of a class whose ``reset`` takes the columns of the row by keywords."""
 
 
 class WorldFailed(Exception):
@@ -64,15 +67,23 @@ def opens(owner: type) -> bool:
 
 
 def reset_parameters(owner: type) -> int:
-    """How many of the prompt and the seed the ``reset`` of a class takes; 0 without one."""
+    """How many of the prompt and the seed the ``reset`` of a class takes; 0 without one, ``COLUMNS`` for one with
+    ``**keywords``, as the environments of TRL have it."""
     if not callable(getattr(owner, "reset", None)):
         return 0
-    return min(2, len(inspect.signature(object.__new__(owner).reset).parameters))
+    parameters = inspect.signature(object.__new__(owner).reset).parameters.values()
+    return COLUMNS if any(one.kind is one.VAR_KEYWORD for one in parameters) else min(2, len(parameters))
 
 
 def having(tools: Sequence[Any], method: str) -> list[type]:
     """The classes of tools that have a method of ``HOOKS``."""
-    return [tool for tool in tools if isinstance(tool, type) and callable(getattr(tool, method, None))]
+    return [tool for tool in tools if isinstance(tool, type) and hook(tool, method)]
+
+
+def hook(owner: type, method: str) -> str:
+    """The name of a method of ``HOOKS`` in a class: TRL's for ``reward`` is ``get_reward``; empty without one."""
+    names = ("reward", "get_reward") if method == "reward" else (method,)
+    return next((name for name in names if callable(getattr(owner, name, None))), "")
 
 
 def returning_images(tools: Sequence[Any]) -> list[str]:

@@ -10,7 +10,9 @@ completion after the other.
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import json
 import os
 import random
@@ -30,10 +32,11 @@ from PIL import Image as Pil
 
 from mmgrpo.data.images import from_pil
 from mmgrpo.data.values import reason_of
-from mmgrpo.policies.tool_table import WorldFailed, load_tools, offered
+from mmgrpo.policies.tool_table import COLUMNS, WorldFailed, hook, load_tools, offered
 from mmgrpo.scoring.child import arguments, end_with, receive
+from mmgrpo.scoring.trl import as_messages
 from mmgrpo.scoring.wire import frames, read
-from mmgrpo.types import Image, Media
+from mmgrpo.types import Image, Media, Prompt
 
 ORDER = 9
 """Bytes of an order: what is asked for, and the number of a process."""
@@ -176,21 +179,39 @@ def answered(
             seed_all(request["seed"])
             owner = tools[request["begin"]]
             instance = owner()
-            given = [request["prompt"], request["seed"]][: request["parameters"]]
-            text = instance.reset(*given) if callable(getattr(owner, "reset", None)) else None
+            text = None
+            if request["parameters"] == COLUMNS:
+                text = _finished(instance.reset(**_columns(request["prompt"])))
+            elif callable(getattr(owner, "reset", None)):
+                text = _finished(instance.reset(*[request["prompt"], request["seed"]][: request["parameters"]]))
             return _plain(text, str | None), instance
         if "leave" in request:
             instance = None  # which ends it, within the try
             return {}, None
         if "hook" in request:
-            value = getattr(instance, request["hook"])()
+            value = _finished(getattr(instance, hook(type(instance), request["hook"]))())
             return _json(value) if request["hook"] == "state" else _plain(value, int | float), instance
         owner, function = table[request["call"]]
-        value = (function if owner is None else getattr(instance, request["call"]))(**request["arguments"])
+        value = _finished((function if owner is None else getattr(instance, request["call"]))(**request["arguments"]))
     except BaseException as error:  # whatever a tool raises, SystemExit too, the policy reads it
         said = {"error": encodable(reason_of(error))}
         return (said | {"failed": True} if isinstance(error, WorldFailed) else said), instance
     return _as_result(value), instance
+
+
+def _columns(prompt: Prompt) -> dict[str, Any]:
+    """A row as TRL gives it to an environment: its columns, ``prompt`` and ``answer`` and ``task`` among them."""
+    row = {"answer": prompt.answer, "task": prompt.task, **prompt.meta, **prompt.columns}
+    return {**row, "prompt": as_messages(prompt) if prompt.turns else prompt.text}
+
+
+def _finished(value: Any) -> Any:
+    """The result of a method, which may be asynchronous."""
+
+    async def wait() -> Any:
+        return await value
+
+    return asyncio.run(wait()) if inspect.isawaitable(value) else value
 
 
 def _plain(value: Any, kind: Any) -> dict[str, Any]:

@@ -253,7 +253,11 @@ def tools(draft: Draft) -> None:
     if calls:
         draft.set("sampling.calls_per_turn", draft.count(calls), calls)
     if "environment_factory" in given:
-        draft.warn("environment_factory: its reset is given (prompt, seed), no columns; write it so", *given)
+        draft.warn(
+            "environment_factory: a reset without **kwargs is given (prompt, seed), no columns; one that returns text "
+            "must declare it (-> str); get_reward is the reward tool_reward",
+            *given,
+        )
 
 
 OWN = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?::|\.)([A-Za-z_]\w*)")

@@ -4,6 +4,8 @@ other completion is; the world's own has no reward."""
 from __future__ import annotations
 
 import contextlib
+import inspect
+import json
 import math
 import os
 import random
@@ -13,17 +15,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from mmgrpo.policies.token_model import Query
 from mmgrpo.policies.tool_process import Copy
-from mmgrpo.policies.tool_table import WorldFailed
-from mmgrpo.policies.tools import FAILURES
+from mmgrpo.policies.tool_table import WorldFailed, offered
+from mmgrpo.policies.tools import FAILURES, Episode
 from mmgrpo.scoring import RewardScores, Scorer, score_outputs
-from mmgrpo.types import Output, Prompt, Request, Text
+from mmgrpo.types import Output, Prompt, Request, Text, Turn
 from tests.building import algorithm_blocks, killed_and_whole, rounds_of, trainer
 from tests.unit.policies.test_tool_process import SOON, ends
 from tests.unit.policies.test_tools import (
@@ -324,3 +328,49 @@ def test_a_copy_that_is_killed_from_outside_is_the_worlds_fault():
     with pytest.warns(UserWarning, match="signal 9"):
         one = conversed([[PEEK, END]], tools)[0].episodes[0]
     assert one.end == "failed"
+
+
+# ---- environments of TRL
+
+
+class Wordle:
+    """As TRL's ``environment_factory`` takes it."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def reset(self, **columns: Any) -> str | None:
+        self.looks, self.columns = 0, columns
+        return f" {columns['word']}"
+
+    async def peek(self) -> list[Any]:
+        """Look."""
+        self.looks += 1
+        return [self.columns["prompt"], self.columns["answer"], sorted(self.columns)]
+
+    def hide(self) -> str:
+        """Hide."""
+        return "eight"
+
+    def get_reward(self) -> float:
+        return self.looks / 2
+
+
+def test_an_environment_of_trl_is_a_class_of_tools():
+    asked = Prompt("say a", "0", answer="b", columns={"word": "seven"})
+    (query,) = tools_of(frame(), Wordle).opened([Query(asked, 5, 1)], 7)
+    assert query.opening == (" seven",)
+    assert set(offered([Wordle])) == {"peek", "hide"} == set(members(Wordle))
+    tools, one = tools_of(frame(), Wordle), Episode(query, 0)
+    call = tools._answered(one, "peek", {}, 7)
+    assert json.loads(call.result) == ["say a", "b", ["answer", "prompt", "task", "word"]]
+    assert tools._given(one, "reward", tools.rewarding, 7) == 0.5
+    talk = Prompt("say a", "0", turns=(Turn("user", ("say a",)),), columns={"word": "b"})
+    one = Episode(replace(query, prompt=talk, opening=(" b",)), 0)
+    assert json.loads(tools._answered(one, "peek", {}, 7).result)[0] == [{"role": "user", "content": "say a"}]
+
+
+def members(owner: type) -> list[str]:
+    """What TRL takes for tools of an environment (GRPOTrainer, 1.16)."""
+    names = [name for name, _ in inspect.getmembers(owner, inspect.isfunction)]
+    return [name for name in names if name not in ("reset", "get_reward") and not name.startswith("_")]
