@@ -91,6 +91,7 @@ FAMILIES: Mapping[str, Family] = {
             guidance="true_cfg_scale",
             image_input="optional",
             in_step=False,
+            planned=True,
         ),
         visual_family(
             "flux2_klein",
@@ -101,6 +102,7 @@ FAMILIES: Mapping[str, Family] = {
             image_input="optional",
             in_step=False,
             several_images=True,
+            planned=True,
         ),
         visual_family(
             "flux2",
@@ -112,6 +114,7 @@ FAMILIES: Mapping[str, Family] = {
             image_input="optional",
             in_step=False,
             several_images=True,
+            planned=True,
         ),
         visual_family("sana", "Sana 1.0 and 1.5", "pipelines.visual.sana", ("SanaPipeline",), SanaOptions),
         visual_family(
@@ -120,6 +123,7 @@ FAMILIES: Mapping[str, Family] = {
             "pipelines.visual.qwen_image",
             ("QwenImagePipeline",),
             QwenImageOptions,
+            planned=True,
         ),
         visual_family(
             "qwen_image21",
@@ -137,6 +141,7 @@ FAMILIES: Mapping[str, Family] = {
             QwenImageEditOptions,
             image_input="required",
             in_step=False,
+            planned=True,
         ),
         visual_family(
             "z_image",
@@ -189,6 +194,7 @@ FAMILIES: Mapping[str, Family] = {
             "pipelines.visual.ltx_video",
             ("LTXPipeline",),
             LtxVideoOptions,
+            planned=True,
         ),
         visual_family(
             "ltx_i2v",
@@ -197,6 +203,7 @@ FAMILIES: Mapping[str, Family] = {
             ("LTXImageToVideoPipeline", "LTXPipeline"),
             LtxImageOptions,
             image_input="required",
+            planned=True,
         ),
         visual_family(
             "ltx2",
@@ -222,6 +229,7 @@ FAMILIES: Mapping[str, Family] = {
             WanImageOptions,
             image_input="required",
             blocks=("WanTransformerBlock", "WanTransformer3DModel"),
+            planned=True,
         ),
         parallel_family(
             "amused",

@@ -135,8 +135,8 @@ def predicted(
             timestep=time[rows] * 1000 / 1000,
             guidance=None if guidance is None else torch.full((len(rows),), guidance, device=x.device),
             encoder_hidden_states=hidden[rows],
-            txt_ids=put(places(words=hidden.shape[1]), x.device),
-            img_ids=put(torch.cat([places(0, *x.shape[2:]), *behind]), x.device),
+            txt_ids=put(places(words=hidden.shape[1])[None], x.device),
+            img_ids=put(torch.cat([places(0, *x.shape[2:]), *behind])[None], x.device),
             return_dict=False,
         )
         return velocity[:, : x[0, 0].numel()].mT.reshape(x[rows].shape)

@@ -11,7 +11,8 @@ machine's accelerators, of which a CPU has none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -41,15 +42,52 @@ def divide_by_plan(network: nn.Module, mesh: DeviceMesh) -> None:
         config = ParallelConfig(context_parallel_config=context)
         place = torch.distributed.get_rank(), torch.distributed.get_world_size()
         config.setup(*place, torch.device(mesh.device_type), mesh=mesh)
-        for module in part.modules():
-            if isinstance(module, Attention | AttentionModuleMixin):
+        plan, kept, hooks = particulars(part, together)
+        for name, module in part.named_modules():
+            if isinstance(module, Attention | AttentionModuleMixin) and not (kept and name.endswith(kept)):
                 module.processor._parallel_config = config  # type: ignore[union-attr]
-        plan: Any = part._cp_plan
+        for hook in hooks:
+            part.register_forward_pre_hook(hook, with_kwargs=True)
         for name, split in plan.items():
             if isinstance(split, dict) and "*" not in name:
                 axes = {key: one.split_dim for key, one in split.items() if not one.split_output}
                 part.get_submodule(name).register_forward_pre_hook(Divisible(axes, together), with_kwargs=True)
+        logging.getLogger(apply_context_parallel.__module__).setLevel(logging.ERROR)  # what is whole on purpose
         apply_context_parallel(part, context, plan)
+
+
+def particulars(network: Any, together: int) -> tuple[Mapping[str, Any], str, Sequence[Callable[..., Any]]]:
+    """The plan of a network, the end of the names of attentions that are left as they are, and what changes the inputs
+    of its calls before they are divided."""
+    plan = network._cp_plan
+    match type(network).__name__:
+        case "LTXVideoTransformer3DModel":
+            # diffusers divides the words too, but an attention to fewer or more tokens than it is of has no gradient
+            # there. Every process has all words here, and a level for each of its tokens where they differ.
+            from diffusers.models._modeling_parallel import ContextParallelInput
+
+            levels = ContextParallelInput(split_dim=1, expected_dims=2)
+            root = {"hidden_states": plan[""]["hidden_states"], "timestep": levels}
+            return {**plan, "": root}, ".attn2", ()
+        case "QwenImageTransformer2DModel":  # whose words are as many as the longest prompt has
+            return plan, "", (Filled(together),)
+        case _:
+            return plan, "", ()
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Words of a call filled up to a multiple of a number, with a mask that says which are real."""
+
+    multiple: int
+
+    def __call__(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        words, real = named["encoder_hidden_states"], named["encoder_hidden_states_mask"]
+        if not (missing := -words.shape[1] % self.multiple):
+            return None
+        real = torch.ones(words.shape[:2], dtype=torch.bool, device=words.device) if real is None else real
+        filled = {"encoder_hidden_states": nn.functional.pad(words, (0, 0, 0, missing))}
+        return inputs, {**named, **filled, "encoder_hidden_states_mask": nn.functional.pad(real, (0, missing))}
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,12 @@
-"""Gradients in float64 of one loss, by one process alone and by all that divide its rows, their tokens and weights."""
+"""Gradients in float64 of one loss, by one process alone and by all that divide its rows, their tokens and weights.
+
+RANK=0 WORLD_SIZE=2 ... python -m tests.libraries.sharding.gradients FOLDER SHARD REPLICATE SEQUENCE CASE...
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,9 +17,10 @@ from accelerate import Accelerator
 
 from mmgrpo.config.settings import Config
 from mmgrpo.family import families
-from mmgrpo.runtime.distributed import DataRank
+from mmgrpo.runtime.distributed import TOGETHER, DataRank
 from mmgrpo.runtime.sharding import mesh_of, sequences_of, shard, whole
 from tests.libraries.families.examples import EXAMPLES
+from tests.libraries.sharding.worker import config_of
 
 ROWS = 8
 
@@ -60,7 +65,7 @@ def compare(config: Config, accelerator: Accelerator, mode: str, replicate: int,
     assert owner.divide is not None
     owner.divide(network, sequences_of("cpu", sequence))
     if mode == "full":
-        shard([network], owner.blocks, mesh_of("cpu", replicate), in_step=True)
+        shard([network], owner.blocks, mesh_of("cpu", replicate), in_step=owner.in_step, agree=False)
     rank = DataRank.of(accelerator)
     own = slice(rank.index * ROWS // rank.count, (rank.index + 1) * ROWS // rank.count)
     together = {name: whole(one) for name, one in gradients(model, network, [one[own] for one in batch]).items()}
@@ -71,7 +76,16 @@ def compare(config: Config, accelerator: Accelerator, mode: str, replicate: int,
     return [gap / max(float(one.abs().max()) for one in alone.values()), tokens[0], tokens[-1]]
 
 
-def write(folder: Path, accelerator: Accelerator, configs: Mapping[str, Config], mesh: tuple[str, int, int]) -> None:
-    """The comparisons of this process, by case."""
-    found = {case: compare(config, accelerator, *mesh) for case, config in configs.items()}
+def run(folder: Path, mode: str, replicate: int, sequence: int, cases: Sequence[str]) -> None:
+    """Compare every case, and leave what this process found in the folder."""
+    torch.set_num_threads(1)
+    accelerator = Accelerator(cpu=True)
+    TOGETHER[accelerator] = sequence
+    configs = {case: config_of(case, folder, "none", 1) for case in cases}
+    found = {case: compare(config, accelerator, mode, replicate, sequence) for case, config in configs.items()}
     (folder / f"gradients-{accelerator.process_index}.json").write_text(json.dumps(found))
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5:])

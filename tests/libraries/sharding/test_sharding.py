@@ -55,6 +55,7 @@ class Runs:
         of: str = "",
         mode: str = "full",
         sequence: int = 1,
+        module: str = WORKER,
     ) -> Path:
         """The folder of the runs ``name``; ``of`` names earlier ones, from whose first checkpoint they go on."""
         if name in self.folders:
@@ -70,7 +71,7 @@ class Runs:
             config_of(case, folder, "none", 1)
         with meeting_port() as port:
             given = [folder, mode, replicate, sequence, *cases]
-            workers = [worker(given, index, world, port) for index in range(world)]
+            workers = [worker(given, index, world, port, module) for index in range(world)]
             try:
                 for one in workers:
                     printed, _ = one.communicate(timeout=900)
@@ -82,9 +83,9 @@ class Runs:
         return folder
 
 
-def worker(given: Sequence[object], index: int, world: int, port: int) -> Forked:
+def worker(given: Sequence[object], index: int, world: int, port: int, module: str = WORKER) -> Forked:
     place = {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return Forked(WORKER, given, place if world > 1 else {})
+    return Forked(module, given, place if world > 1 else {})
 
 
 @pytest.fixture(scope="module")

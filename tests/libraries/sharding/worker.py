@@ -24,14 +24,12 @@ from mmgrpo.data.splits import Splits
 from mmgrpo.family import families
 from mmgrpo.inputs import RunInputs
 from mmgrpo.runtime.checkpoint import checkpoints
-from mmgrpo.runtime.distributed import TOGETHER
 from mmgrpo.runtime.finite import is_finite
 from mmgrpo.runtime.sharding import local, mesh_of, shard, whole
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Output, Prompt, Text
 from pipelines.visual import wan_tiny
 from tests.libraries.families.examples import EXAMPLES, TEXTS
-from tests.libraries.sharding import gradients
 from tests.tiny import maker, tiny_checkpoint
 
 Variant = dict[str, Any]
@@ -171,10 +169,6 @@ def run(folder: Path, shard_mode: str, replicate: int, sequence: int, cases: lis
     if accelerator.num_processes > 1 and shard_mode == "full":
         nan_in_one_shard(folder, accelerator)
         what_a_unit_is_given(folder, accelerator)
-    if sequence > 1:
-        TOGETHER[accelerator] = sequence
-        configs = {case: config_of(case, folder, "none", 1) for case in cases}
-        gradients.write(folder, accelerator, configs, (shard_mode, replicate, sequence))
     for case in cases:
         alone = accelerator.num_processes == 1
         config = config_of(case, folder, *("none", 1, 1) if alone else (shard_mode, replicate, sequence))
