@@ -394,7 +394,9 @@ def make_trainer(
     stopping: Any = {"patience": config.eval.patience, "patience_reward": config.eval.patience_reward}
     stopping["every"] = config.eval.every
     kind: Any = {"offline": offline, "steps": config.steps, "staleness": config.rollout.max_staleness}
-    kind["reward_drift"] = values_of(sections_of(config)).get("sampling.reward_drift", "")
+    sampled = values_of(sections_of(config))
+    kind["reward_drift"] = sampled.get("sampling.reward_drift", "")
+    kind["temperature_by_entropy"] = sampled.get("sampling.temperature_by_entropy", 0.0)
     attached = partial(methods, loss, config.optim, reward_scorers, weighting=recipe.weighting, **stopping, **kind)
     theirs = [load_callback(spec) for spec in callbacks]
     Callbacks([*attached(), *theirs])

@@ -134,7 +134,7 @@ def has(config: Config) -> frozenset[str]:
         "steps": sampling.states or sampling.tools,
         "turns": sampling.tools,
         "beam": sampling.search == "beam",
-        "sampler": sampling.dtype or config.rollout.engine != "policy",
+        "sampler": sampling.dtype or sampling.temperature_by_entropy or config.rollout.engine != "policy",
         "hidden_states": True,
     }
     return frozenset(name for name, known in there.items() if known)
@@ -206,6 +206,7 @@ def token_policy(model: Any, config: Config, device: str, tools: Tools | None = 
         states=sampling.states,
         tree=sampling.tree,
         tools=tools,
+        temperature_by_entropy=sampling.temperature_by_entropy,
         divergence="divergence" in AdvantageRecipe.of(config.algorithm).fields,
     )
     memory = Memory(

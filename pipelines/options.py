@@ -107,6 +107,7 @@ class TokenSampling:
     variants: ClassVar[str] = ""
     states: ClassVar[str] = ""
     tree: ClassVar[str] = ""
+    temperature_by_entropy: ClassVar[float] = 0.0
     tools: ClassVar[Sequence[str]] = ()
     dtype: ClassVar[str] = ""
 

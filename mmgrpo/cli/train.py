@@ -423,7 +423,9 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
         refuse_ranges(recipe, sampling.trackers, rewards)
         patience: Any = {"patience": config.eval.patience, "patience_reward": config.eval.patience_reward}
         patience |= {"every": config.eval.every, "steps": config.steps}
-        patience["reward_drift"] = values_of(sections_of(config)).get("sampling.reward_drift", "")
+        sampled = values_of(sections_of(config))
+        patience["reward_drift"] = sampled.get("sampling.reward_drift", "")
+        patience["temperature_by_entropy"] = sampled.get("sampling.temperature_by_entropy", 0.0)
         methods(loss, config.optim, rewards, **patience, offline=config.data.offline)
     except (ValueError, OSError, RewardFailure) as error:
         problems.append(str(error))

@@ -28,6 +28,13 @@ SAMPLING: Mapping[str, tuple[Declaration, ...]] = {
     "sampling.contrast": (excludes(BEAM, why="contrasts are of samples"),),
     "sampling.variants": (excludes(BEAM, "data.reference_in_group", why="only samples of the policy are divided"),),
     "sampling.states": (UNREAD,),
+    "sampling.temperature_by_entropy": (
+        excludes(
+            *("sampling.tree", "sampling.tools", "sampling.states", "sampling.contrast", BEAM),
+            *(where("rollout.engine", but="policy"), "rollout.max_staleness"),
+            why="every token of a plain completion is drawn at a temperature of its own",
+        ),
+    ),
     "sampling.tree": (
         excludes(
             *("sampling.states", "sampling.contrast", "sampling.variants"),

@@ -178,7 +178,7 @@ def ppo_by_entropy(
     (h <= 0) may fall further, low (1 - alpha h), and uncertain ones rise further, high (1 + alpha h). A (1 + beta h) is
     the advantage of sure decisions while the ratio is within half its bounds, and of uncertain ones beyond. H = .01,
     .1, 1, 2: h = -1, -.5, 0, 1, lower bounds .4, .3, .2, .2 and upper ones .2, .2, .2, .4. alpha and beta 0:
-    ``dual_clip``. Its constants; the temperature of sampling, which the paper adapts as well, is not part of this.
+    ``dual_clip``. Its constants; ``sampling.temperature_by_entropy`` is its part (i).
     """
     h = relative_entropy(entropy.detach(), loss_mask, pivot)
     below, above = low * (1 - alpha * h.clamp(max=0)), high * (1 + alpha * h.clamp(min=0))
@@ -197,14 +197,21 @@ def relative_entropy(
     entropy: Float[Tensor, "*shape"], among: Bool[Tensor, "*shape"], pivot: float
 ) -> Float[Tensor, "*shape"]:
     """log H minus its ``pivot`` quantile (the nearest) over ``among``, divided by the largest on either side."""
-    logs = entropy.clamp(min=1e-12).log()
     if not bool(among.any()):
-        return torch.zeros_like(logs)
-    some = logs[among].sort().values
-    centred = logs - some[round(pivot * (len(some) - 1))]
-    most, least = (centred[among] * sign for sign in (1, -1))
-    up, down = most.max().clamp(min=1e-12), least.max().clamp(min=1e-12)
+        return torch.zeros_like(entropy)
+    middle, up, down = entropy_scale(entropy, among, pivot)
+    centred = entropy.clamp(min=1e-12).log() - middle
     return (centred / torch.where(centred > 0, up, down)).clamp(-1, 1)
+
+
+def entropy_scale(
+    entropy: Float[Tensor, "*shape"], among: Bool[Tensor, "*shape"], pivot: float
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Float[Tensor, ""]]:
+    """The ``pivot`` quantile (the nearest) of log H over ``among``, and how far the largest is above and the least
+    below it."""
+    some = entropy[among].clamp(min=1e-12).log().sort().values
+    middle = some[round(pivot * (len(some) - 1))]
+    return middle, (some[-1] - middle).clamp(min=1e-12), (middle - some[0]).clamp(min=1e-12)
 
 
 @block(OBJECTIVES)

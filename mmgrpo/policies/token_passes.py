@@ -11,7 +11,7 @@ What the members of a group have in common is computed once: the features of the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -183,16 +183,21 @@ class TokenPasses:
         measures: frozenset[str] = frozenset(),
         search: Search | None = None,
         engine: Drawer | None = None,
+        tempers: Sequence[Callable[[Tensor], Tensor]] = (),
     ) -> tuple[Sequences, Generated]:
         """Generate completions; with a shared prefix each prompt enters the cache once. ``measures`` says what more is
         measured of each token: ``certainty``, ``divergence``. A ``search`` takes the place of sampling. An ``engine``
-        draws in the place of the network, which encodes frozen media all the same."""
+        draws in the place of the network, which encodes frozen media all the same. ``tempers`` change the log-probs of
+        the next token that is drawn."""
         seed, temperature, max_tokens = drawing.seed, drawing.temperature, drawing.max_tokens
         context = self._context(queries)
         dtype, divisor = AUTOCAST.get(self.sampling_dtype), temperature or 1.0
 
         def next_token(hidden: Tensor, first: Tensor) -> Tensor:
-            return self._log_softmax(self.network, hidden, first, divisor)
+            distribution = self._log_softmax(self.network, hidden, first, divisor)
+            for temper in tempers:
+                distribution = temper(distribution)
+            return distribution
 
         with torch.autocast(self.device.type, dtype) if dtype else nullcontext():
             features = self._cached_features(context, queries)

@@ -7,7 +7,8 @@
 
 Beside a completion or a beam search stand additions, each of which changes one part of it: the data set's answer in
 each group (``given_answers``), forms of a prompt (``variants``), further samples under a changed prompt
-(``contrasts``), the divergence of a group (``divergence``), states that rewards judge (``text_states``).
+(``contrasts``), the divergence of a group (``divergence``), states that rewards judge (``text_states``), a temperature
+of each token (``entropy_temperature``).
 
 What parts do not go with stands at the settings that ask for them (``mmgrpo/config/sampling.py``). A policy imports the
 modules of its own parts.
@@ -15,7 +16,7 @@ modules of its own parts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType
@@ -96,6 +97,10 @@ class Addition(Part):
         """The queries of the request, changed or with others behind them."""
         return queries
 
+    def temper(self, request: Request) -> Callable[[Tensor], Tensor] | None:
+        """What changes the log-probs [N, vocabulary] of the next token while it is drawn, but not as it is scored."""
+        return None
+
     def numbers(self, queries: Sequence[Query], sequences: Sequences, drawn: Generated) -> dict[str, Tensor]:
         """Further numbers of what was drawn."""
         return {}
@@ -157,8 +162,10 @@ class Completion(Part):
 
     def draw(self, policy: TokenPasses, request: Request, queries: Sequence[Query], drawing: Drawing) -> Walked:
         """The completions of the queries."""
-        sequences, drawn = policy.generate(queries, drawing, self.measured(request), self.search, policy.engine)
-        return self.walked(policy, request, queries, sequences, drawn)
+        tempers = [one for addition in self.additions if (one := addition.temper(request)) is not None]
+        measured = self.measured(request)
+        sequences, drawn = policy.generate(queries, drawing, measured, self.search, policy.engine, tempers)
+        return self.walked(policy, request, queries, sequences, drawn, bool(tempers))
 
     def measured(self, request: Request) -> frozenset[str]:
         """What is measured of each token while it is drawn."""
@@ -171,22 +178,24 @@ class Completion(Part):
         queries: Sequence[Query],
         sequences: Sequences,
         drawn: Generated,
+        tempered: bool = False,
     ) -> Walked:
         """What was drawn, with all that is recorded of its tokens. Log-probs are those of the policy's network in
-        training, where another one, or another precision, drew."""
+        training, where another one, another precision or another distribution (``tempered``) drew."""
         numbers = {"log_probs": drawn.log_probs, "entropy": drawn.entropy}
         for one in self.additions:
             numbers |= one.numbers(queries, sequences, drawn)
         certain, engine = "certainty" in request.records, policy.engine
-        if certain and engine is None:
+        anew = engine is not None or tempered
+        if certain and not anew:
             if drawn.certainty is None:
                 raise ValueError(
                     f"{self.setting}: got '{self.value}' with a reward of the certainty of samples, which it does not "
                     "measure; leave out one of them"
                 )
             numbers["certainty"] = drawn.certainty
-        if policy.sampling_dtype or engine:
-            names = ["entropy", *(["certainty"] if certain else [])] if engine else []
+        if policy.sampling_dtype or anew:
+            names = ["entropy", *(["certainty"] if certain else [])] if anew else []
             numbers |= {"sampler_log_probs": drawn.log_probs, **policy._trained(sequences, names)}
         if engine:
             engine.compare(drawn.log_probs, numbers["log_probs"], sequences.written)
@@ -259,6 +268,7 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "variants": ("variants", "Variants"),
     "contrast": ("contrasts", "Contrast"),
     "divergence": ("divergence", "Divergence"),
+    "temperature_by_entropy": ("entropy_temperature", "EntropyTemperature"),
     "states": ("text_states", "JudgedStates"),
 }
 """Module and class of each part, by the argument of ``walk_of`` that asks for it, in the order in which they act."""
@@ -287,6 +297,7 @@ def walk_of(
     tree: str = "",
     tools: Any = None,
     divergence: bool = False,
+    temperature_by_entropy: float = 0.0,
 ) -> Completion:
     """The walk that these settings ask for. ``search`` chooses how the completions of a group are generated: ``sample``
     draws token by token at the temperature, ``beam`` takes the most likely ones of a beam search. With
@@ -294,9 +305,11 @@ def walk_of(
     prompt under which further rows are sampled (``CONTRASTS``); ``variants`` forms of it among which its group is
     divided (``VARIANTS``); ``states`` those of a completion that rewards judge (``STATES``), ``tree`` how samples share
     tokens (``TREES``), and ``tools`` what completions call (``Tools``). ``divergence`` records how much the members of
-    a group differ at each position, for credits that need it. ValueError for parts that do not go together."""
+    a group differ at each position, for credits that need it, and ``temperature_by_entropy`` draws uncertain tokens
+    hotter. ValueError for parts that do not go together."""
     asked = {"search": search, "reference_in_group": reference_in_group, "contrast": contrast, "variants": variants}
     asked |= {"states": states, "tree": tree, "tools": tools, "divergence": divergence}
+    asked |= {"temperature_by_entropy": temperature_by_entropy}
     parts = parts_of(asked)
     refuse_parts(parts)
     walks = [part for part in parts if isinstance(part, Completion)]

@@ -63,7 +63,7 @@ REQUIREMENTS: Mapping[str, Requirement] = {
     "beam": Requirement("groups from a beam search", "sampling.search=beam of texts"),
     "sampler": Requirement(
         "a second sampler, whose probabilities differ from the trainer's",
-        "rollout.engine, sampling.dtype of texts, or sampling.rollout_guidance of images",
+        "rollout.engine, sampling.dtype or temperature_by_entropy of texts, or sampling.rollout_guidance of images",
     ),
     "answers": Requirement(
         "reference answers in the groups",

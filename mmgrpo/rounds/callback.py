@@ -78,6 +78,8 @@ class Choices:
     """The rules by which the weights of rewards change."""
     reward_drift: str = ""
     """sampling.reward_drift of denoising models."""
+    temperature_by_entropy: float = 0.0
+    """sampling.temperature_by_entropy of language models."""
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,9 @@ class VlmSampling(TokenSampling):
     variants: Annotated[str, ANY_TEXT, *SAMPLING["sampling.variants"]] = ""
     """Variants of each prompt over which its group is divided, all trained on: budgets(tokens=[512, 1024]) (HBPO),
     instructions(texts=["...", "..."]) (GCPO); empty: the prompt as it is."""
+    temperature_by_entropy: Annotated[float, within("[0, 1)"), *SAMPLING["sampling.temperature_by_entropy"]] = 0.0
+    """How much hotter than temperature the most uncertain tokens are drawn, and colder the surest: 0.05 is 5 % (HAPO).
+    They are scored at temperature; algorithm.mismatch may correct the difference."""
     states: Annotated[str, ANY_TEXT, *SAMPLING["sampling.states"]] = ""
     """How the state after each step of a completion is scored, for credits that read step_rewards: judged(by=...)
     scores the text so far, completed(count=9) completions sampled from there (VinePPO); empty: not at all."""
