@@ -32,7 +32,7 @@ from mmgrpo.advantages.groups import Rows, Values, group_first
 from mmgrpo.config.ranges import ANY_NUMBER, FRACTION
 from mmgrpo.config.registry import Bound, block
 
-CRITIC_FIELDS = frozenset({"value", "token_rewards"})
+CRITIC_FIELDS = frozenset({"value", "token_rewards", "group_share"})
 """Fields of decisions that a critic adds to those of the policy."""
 
 
@@ -149,8 +149,12 @@ def advantages(
 
 def at_last(values: Values, decision_mask: Mask) -> Matrix:
     """The reward of each row at its last decision."""
-    last = decision_mask & (decision_mask.flip(1).cumsum(1).flip(1) == 1)
-    return torch.where(last, values[:, None], 0.0)
+    return torch.where(last_of(decision_mask), values[:, None], 0.0)
+
+
+def last_of(decision_mask: Mask) -> Mask:
+    """The last decision of each row."""
+    return decision_mask & (decision_mask.flip(1).cumsum(1).flip(1) == 1)
 
 
 def shared_out(values: Values, decision_mask: Mask, shares: Matrix, beta: float) -> Matrix:

@@ -10,8 +10,8 @@ Two parts of a batch, an easy one and a hard one, cut by the rewards (group-inva
 The paper trains a classifier p(g | x, y) of M = 2 parts that maximizes the variance between the parts' returns
 (section 4.3), R_g = sum_i p(g | i) R_i / sum_i p(g | i). With parts weighted by their sizes that variance is convex in
 the probabilities, so that its maximum is a hard assignment, and the best of those is a cut of the sorted returns. Here
-the cut is taken itself, in every batch: the limit of a classifier that can tell all samples apart. A trained one sees
-texts instead, smooths over batches, and generalizes to samples that it has not seen.
+the cut is taken itself, in every batch: the limit of a classifier that can tell all samples apart. A trained one
+(``critic(classes=...)``) sees texts instead, smooths over batches, and generalizes to samples that it has not seen.
 
 Pareto order: a point dominates another where it is at least as good in every coordinate and better in one.
 """
@@ -97,6 +97,22 @@ def parts(values: Values, key: Key, stat: Rows, of: str) -> Parts | None:
     cut = int(between.argmax())  # never between equal ones: the variance is convex in how many of them are below
     high = own > ordered[cut]
     return Parts(torch.where(high, above[cut], below[cut]), (below[cut] + above[cut])[None] / 2, high)
+
+
+def soft_means(values: Values, share: Values, stat: Rows) -> Float[Tensor, "2"]:
+    """R_0 and R_1 of two parts that rows belong to by their ``share`` p of the second: sum p r / sum p, and of 1 - p.
+
+    Rewards 1 and 0 of shares .75 and .25: .25 and .75.
+    """
+    both = torch.stack([1 - share, share]) * stat
+    return (both * torch.where(stat, values, 0.0)).sum(1) / both.sum(1).clamp(min=1e-12)
+
+
+def variance_slope(values: Values, share: Values, stat: Rows) -> Values:
+    """The derivative of the variance between both parts, weighted by their sizes, with respect to each row's share:
+    (R_1 - R_0) (2 r - R_1 - R_0) / n. In the example of ``soft_means`` .25 and -.25."""
+    low, high = soft_means(values, share, stat)
+    return torch.where(stat, (high - low) * (2 * values - high - low) / stat.sum().clamp(min=1), 0.0)
 
 
 BEFORE = table_of("select")

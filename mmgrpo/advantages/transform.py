@@ -24,6 +24,7 @@ from torch.nn.functional import logsigmoid, normalize
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.combine import Names, Streams
 from mmgrpo.advantages.groups import Key, Rows, Values
+from mmgrpo.advantages.select import soft_means
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, COUNT_OR_ZERO, POSITIVE, one_of, within
 from mmgrpo.config.registry import block, table_of
 from mmgrpo.types import COUNTED
@@ -73,6 +74,29 @@ def running(
     std = (squares / (number - 1).clamp(min=1)).sqrt()
     std = torch.where(std > 0, std, 1.0).to(values.dtype)
     return _changed(values, (values - mean.to(values.dtype) * centre) / std, names, of)
+
+
+@block(TRANSFORMS, level="group")
+def classified_invariant(
+    values: Streams,
+    names: Names,
+    stat: Rows,
+    group_share: Values,
+    coef: Annotated[float, within("[0, inf)")] = 1.0,
+    of: str = "",
+) -> Streams:
+    """r sum_g p(g) (1 - 2 coef (R_g - mean R_g)), whose policy gradient is that of mean R_g - coef Var R_g: of the two
+    groups that a classifier finds, a second head of the critic that is trained to find those of the most different
+    rewards (``critic(classes=...)``; group-invariant learning, arXiv:2310.11971).
+
+    Rewards 1 and 0 of shares .75 and .25: R_g = .75 and .25, and 1 becomes .75.
+    """
+    changed = values.clone()
+    for column, one in enumerate(values.T):
+        means = soft_means(one, group_share, stat & ~one.isnan())
+        low, high = 1 - 2 * coef * (means - means.mean())
+        changed[:, column] = one * ((1 - group_share) * low + group_share * high)
+    return _changed(values, changed, names, of)
 
 
 @block(TRANSFORMS)

@@ -23,7 +23,7 @@ import torch
 from mmgrpo.advantages.combine import Names, PerReward, Streams, member_variance
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.select import hypervolume as volume
-from mmgrpo.advantages.select import parts
+from mmgrpo.advantages.select import parts, soft_means
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, DDOF, POSITIVE, POSITIVE_FRACTION, UPPER_BOUND, one_of
 from mmgrpo.config.registry import Bound, block, table_of
 from mmgrpo.scoring import Scorer
@@ -245,3 +245,11 @@ def high_part(values: Values, key: Key, stat: Rows, of: Annotated[str, one_of("p
     """
     found = parts(values, key, stat, of)
     return torch.ones_like(values) if found is None else found.high.to(values.dtype)
+
+
+@block(KL_WEIGHTS, level="group")
+def classified_high(raw: Streams, weights: Values, stat: Rows, group_share: Values) -> Values:
+    """p(g_high | x, y), the share in the group of the larger rewards that the classifier of ``classified_invariant``
+    gives a sample (arXiv:2310.11971, section 4.4; ``critic(classes=...)``)."""
+    low, high = soft_means((raw.nan_to_num(0.0) * weights).sum(1), group_share, stat)
+    return torch.where(high >= low, group_share, 1 - group_share)

@@ -90,6 +90,7 @@ OF_INPUTS: Mapping[str, str] = {
     "step_values": "steps",
     "step_ends": "steps",
     "value": "critic",
+    "group_share": "critic",
     "teacher.log_probs": "teacher",
     "teacher.shift": "teacher",
     "conditional_entropy": "conditionals",

@@ -22,7 +22,8 @@ from jaxtyping import Bool, Float
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mmgrpo.advantages.gae import returns_of
+from mmgrpo.advantages.gae import at_last, last_of, returns_of
+from mmgrpo.advantages.select import soft_means, variance_slope
 from mmgrpo.config.registry import Bound
 from mmgrpo.rollout import Round
 from mmgrpo.rounds.callback import Callback, Choices, Run
@@ -53,14 +54,15 @@ class Critic(Callback):
     key: ClassVar[str] = "critic"
 
     def __init__(self, rule: Bound) -> None:
-        self.network = ValueNetwork(rule)
+        self.network = ValueNetwork(rule, 1 + bool(rule.parameters.get("classes")))
         self.rule, self.name, self.settings = rule, self.network.name, self.network.settings
         if not self.settings["updates"] and not self.settings["start"]:
             raise ValueError(
                 f"algorithm.networks: {rule.text}: got updates=0 without start, so that every value stays 0; name the "
                 "checkpoint of another run's critic, or set updates"
             )
-        self.totals = torch.zeros(0)
+        self.totals, self.scored = torch.zeros(0), torch.zeros(0)
+        """The rewards of the round as one number, and the weighted sum of what was scored."""
 
     def attach(self, run: Run) -> None:
         if self.settings["warmup"] >= run.steps:
@@ -68,6 +70,11 @@ class Critic(Callback):
                 f"algorithm.networks: {self.rule.text}: warmup is all {run.steps} steps of the run, which trains the "
                 "critic alone",
                 stacklevel=2,
+            )
+        if bool(self.settings["classes"]) != ("group_share" in run.recipe.fields):
+            raise ValueError(
+                f"algorithm.networks: {self.rule.text}: classes above 0 and the blocks classified_invariant and "
+                "classified_high need each other; set all or none"
             )
         if self.settings["start"]:
             place, values = Path(self.settings["start"]), run.policy.networks.values[self.name]
@@ -108,12 +115,15 @@ class Critic(Callback):
 
     def on_draw(self, run: Run, rollout: Rollout) -> Rollout:
         decisions = rollout.decisions
-        values = torch.zeros_like(decisions.log_probs, dtype=torch.float32)
+        mask, size = decisions.decision_mask, self.network.outputs
+        outputs = torch.zeros(*mask.shape, size, device=mask.device)
         with torch.no_grad(), run.policy.networks(self.name):
-            for part in rollout.steps.split(decisions.decision_mask, run.optim.micro_batch_size):
+            for part in rollout.steps.split(mask, run.optim.micro_batch_size):
                 state = run.policy.score(rollout, part, HIDDEN)["hidden_state"]
-                values[part.rows, part.positions] = self.network(state)
-        added = {"value": values, "token_rewards": self._penalty(run, rollout)}
+                outputs[part.rows, part.positions] = self.network(state)
+        added = {"value": outputs[..., 0], "token_rewards": self._penalty(run, rollout)}
+        if size > 1:
+            added["group_share"] = (outputs[..., 1].sigmoid() * last_of(mask)).sum(1)
         return rollout.with_decisions(replace(decisions, fields={**decisions.fields, **added}))
 
     @torch.no_grad()
@@ -129,6 +139,8 @@ class Critic(Callback):
 
     def on_rollout_end(self, run: Run, round_: Round) -> dict[str, float]:
         self.totals, decisions, coef = round_.totals, round_.batch.decisions, self.settings["kl"]
+        weights, scores = torch.tensor(run.reward_weights.values), round_.reward_scores.values
+        self.scored = (scores[:, : len(weights)].nan_to_num(0.0) * weights.to(scores)).sum(1)
         earned = decisions.fields["token_rewards"][decisions.decision_mask]
         return {"critic/kl": -float(earned.mean()) / coef} if coef and len(earned) else {}
 
@@ -143,20 +155,24 @@ class Critic(Callback):
         old, target, entries = self._targets(run, decisions)
         if not bool(entries.any()) or self.network.head is None:
             return {}
-        returns, errors = target[entries], (target - old)[entries]
+        returns, errors, count = target[entries], (target - old)[entries], entries.sum()
+        slope, gap = self._slope(decisions) if self.settings["classes"] else (torch.zeros_like(old), 0.0)
         spread, total, norm = float(returns.var(correction=0)), float(errors.square().mean()) / 2, 0.0
 
-        def error(at: Places, value: Tensor) -> Tensor:
-            return value_error(value, old[at], target[at], self.settings["clip"])
+        def error(at: Places, output: Tensor) -> Tensor:
+            own = value_error(output[:, 0], old[at], target[at], self.settings["clip"])
+            classed = self.settings["classes"] * slope[at] * output[:, -1].sigmoid()
+            return torch.where(entries[at], own / count, 0.0) - classed
 
         for _ in range(self.settings["updates"]):
-            total, norm = self.network.update(run, batch, entries, error, entries.sum())
+            total, norm = self.network.update(run, batch, entries | (slope != 0), error)
         explained = 1 - float(errors.var(correction=0)) / spread if spread else 0.0
         return {
             "critic/loss": total,
             "critic/grad_norm": norm,
             "critic/value": float(old[entries].mean()),
             "critic/explained_variance": explained,
+            **({"critic/group_gap": gap} if self.settings["classes"] else {}),
             "time/learners": time.perf_counter() - started,
         }
 
@@ -167,6 +183,15 @@ class Critic(Callback):
         given = totals.nan_to_num(0.0), decisions.decision_mask, decisions.fields
         target, units = returns_of(run.recipe.credit, *given, self.settings["lam"])
         return old, target, units & (~totals.isnan() & (decisions.origin == OWN))[:, None]
+
+    def _slope(self, decisions: Decisions) -> tuple[Float[Tensor, "B T"], float]:
+        """What the variance between the mean rewards of both groups gains by the share of each sample, at its last
+        decision, and the distance of the means."""
+        counted = ~self.totals.isnan() & (decisions.origin == OWN).cpu()
+        given = self.scored.double(), decisions.fields["group_share"].double().cpu(), counted
+        slope = at_last(variance_slope(*given).to(decisions.log_probs.device), decisions.decision_mask)
+        low, high = soft_means(*given).tolist()
+        return slope.float(), abs(high - low)
 
     def state(self) -> Any:
         return self.network.state()

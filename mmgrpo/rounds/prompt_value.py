@@ -55,7 +55,7 @@ class PromptValues(Callback):
             values = torch.zeros(len(some), device=rollout.decisions.log_probs.device)
             with policy.networks(self.network.name):
                 for part in rollout.steps.split(start, size):
-                    values[part.rows] = self.network(policy.score(rollout, part, HIDDEN)["hidden_state"])
+                    values[part.rows] = self.network(policy.score(rollout, part, HIDDEN)["hidden_state"])[:, 0]
             found.append(values.double().cpu())
         return torch.cat(found)
 
@@ -72,8 +72,8 @@ class PromptValues(Callback):
         loss, norm, sums = 0.0, 0.0, torch.zeros(2, dtype=torch.float64)
         for update in range(self.network.settings["updates"]):
 
-            def error(at: Places, value: Tensor, first: bool = update == 0) -> Tensor:
-                gap = target[at] - value
+            def error(at: Places, output: Tensor, first: bool = update == 0) -> Tensor:
+                gap = target[at] - output[:, 0]
                 if first:
                     sums.add_(torch.stack([gap.sum(), gap.square().sum()]).detach().double().cpu())
                 return gap.square()

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from mmgrpo.config.registry import Bound
+from mmgrpo.randomness import stream
 from mmgrpo.rounds.callback import Run
 from mmgrpo.runtime.checkpoint import flatten_optimizer, restore_optimizer
 from mmgrpo.runtime.distributed import sum_gradients, sum_over_ranks
@@ -27,10 +28,11 @@ Places = tuple[Tensor, Tensor]
 
 
 class ValueNetwork:
-    """The head of a network that learns values, and the updates of both."""
+    """The head of a network that learns values, and the updates of both. Of several ``outputs`` the first is the value;
+    others begin at random, so that a classifier does not begin where all classes are alike."""
 
-    def __init__(self, rule: Bound) -> None:
-        self.rule, self.name = rule, name_of(rule)
+    def __init__(self, rule: Bound, outputs: int = 1) -> None:
+        self.rule, self.name, self.outputs = rule, name_of(rule), outputs
         self.settings: Mapping[str, Any] = {name: one.default for name, one in rule.block.parameters.items()} | dict(
             rule.parameters
         )
@@ -38,34 +40,37 @@ class ValueNetwork:
         self.optimizer: torch.optim.Optimizer | None = None
         self.saved: tuple[Mapping[str, Tensor], Any] | None = None
 
-    def __call__(self, state: Float[Tensor, "N width"]) -> Float[Tensor, "N"]:
-        """The values of hidden states, whose width the first ones tell."""
+    def __call__(self, state: Float[Tensor, "N width"]) -> Float[Tensor, "N outputs"]:
+        """The outputs for hidden states, whose width the first ones tell."""
         if self.head is None:
-            self.head = nn.Linear(state.shape[1], 1, device=state.device)
+            width, others = state.shape[1], self.outputs - 1
+            self.head = nn.Linear(width, self.outputs, device=state.device)
             nn.init.zeros_(self.head.weight)
             nn.init.zeros_(self.head.bias)
+            drawn = torch.randn(others, width, generator=stream(0, "classes", self.name)) / width**0.5
+            self.head.weight.data[1:] = drawn.to(state.device)
             betas = (self.settings["beta1"], self.settings["beta2"])
             parameters = self.head.parameters()
             self.optimizer = torch.optim.AdamW(parameters, lr=self.settings["lr"], betas=betas, weight_decay=0.0)
             if self.saved:
                 tensors, moments = self.saved
-                self.head.load_state_dict({name: tensors[f"head.{name}"] for name in ("weight", "bias")})
+                for name, one in self.head.named_parameters():  # a reward model has the first output alone
+                    one.data[: len(tensors[f"head.{name}"])] = tensors[f"head.{name}"].to(one.device)
                 if moments is not None:  # another run's network begins without its own
                     named = {n.removeprefix("optimizer."): v for n, v in tensors.items() if n.startswith("optimizer.")}
                     restore_optimizer(self.optimizer, named, moments)
                 self.saved = None
-        return self.head(state.float())[:, 0]
+        return self.head(state.float())
 
     def update(
         self,
         run: Run,
         batch: Batch,
         entries: Bool[Tensor, "B T"],
-        error: Callable[[Places, Float[Tensor, "N"]], Float[Tensor, "N"]],
-        count: Tensor | int = 1,
+        error: Callable[[Places, Float[Tensor, "N outputs"]], Float[Tensor, "N"]],
     ) -> tuple[float, float]:
-        """One step of both optimizers on the sum of ``error`` (of places and their values) over the entries of all
-        ranks, divided by ``count``: that loss, and the norm of its gradient. ``NotFinite`` where one of them is not."""
+        """One step of both optimizers on the sum of ``error`` (of places and their outputs) over the entries of all
+        ranks: that loss, and the norm of its gradient. ``NotFinite`` where one of them is not."""
         assert self.head is not None and self.optimizer is not None
         networks = run.policy.networks
         trunk, trained = networks.optimizers[self.name], list(networks.trained.values())
@@ -75,7 +80,7 @@ class ValueNetwork:
         loss = torch.zeros((), device=batch.decisions.log_probs.device)
         with networks(self.name):
             for at, scores in scored(run.policy, batch, entries, HIDDEN, run.optim.micro_batch_size):
-                part = error(at, self(scores["hidden_state"])).sum() / count
+                part = error(at, self(scores["hidden_state"])).sum()
                 part.backward()
                 loss += part.detach()
             for parameter in trained:  # of a tied table, whose whole gradient comes from the output layer elsewhere

@@ -145,6 +145,7 @@ def critic(
     updates: Annotated[int, COUNT_OR_ZERO] = 1,
     start: str = "",
     warmup: Annotated[int, COUNT_OR_ZERO] = 0,
+    classes: Annotated[float, within("[0, inf)")] = 0.0,
     beta1: Annotated[float, BELOW_ONE] = 0.9,
     beta2: Annotated[float, BELOW_ONE] = 0.999,
 ) -> Move:
@@ -157,7 +158,9 @@ def critic(
     token earns -kl (log pi - log pi_ref), the penalty of RLHF within the reward (2203.02155). ``warmup``:
     the first so many optimizer steps train it alone. ``start``: a checkpoint of another run of the same model, whose
     critic it begins as (with ``updates=0`` it stays that one: DVPO, 2502.16944), or the folder of a reward model of the
-    same architecture, whose head of one number it takes over (PPO-max, 2307.04964).
+    same architecture, whose head of one number it takes over (PPO-max, 2307.04964). ``classes``: so many times the
+    variance between the mean rewards of two groups, to which a second head at the end of a text assigns it, are
+    maximized beside (2310.11971, without its number), for ``classified_invariant`` and ``classified_high``.
     """
     return Move()
 

@@ -124,8 +124,9 @@ def written(folder: Path) -> set[str]:
         others.run_round()
     others.record.log.flush()
     names |= {name for row in read_metrics(folder / "others" / "metrics.jsonl") for name in row}
-    networks = ["critic(lr=1e-5, kl=0.1)", "prompt_value(lr=1e-5)"]
-    blocks = algorithm_blocks("ppo", networks=networks, sampler=["nearest_predicted"])
+    networks = ["critic(lr=1e-5, kl=0.1, classes=1.0)", "prompt_value(lr=1e-5)"]
+    more: dict[str, Any] = {"sampler": ["nearest_predicted"], "transform": ["classified_invariant"]}
+    blocks = algorithm_blocks("ppo", networks=networks, **more)
     policy, flat = token_policy(keep_reference=True), lambda prompts, outputs: [1.0] * len(outputs)
     valued = trainer(policy, folder / "ppo", prompts, reward=flat, prompts_per_step=1, **blocks)
     valued.run_round()

@@ -9,8 +9,9 @@ import torch
 from accelerate import Accelerator
 
 from mmgrpo.advantages.estimate import estimate
-from mmgrpo.advantages.select import parts
+from mmgrpo.advantages.select import parts, soft_means, variance_slope
 from mmgrpo.advantages.shape import SHAPES
+from mmgrpo.advantages.transform import TRANSFORMS
 from mmgrpo.advantages.weighting import KL_WEIGHTS
 from mmgrpo.config.registry import bind
 from mmgrpo.requirements.blocks import refuse_beside
@@ -108,6 +109,52 @@ def test_the_kl_holds_the_easy_part_and_lets_the_hard_one_explore():
     prompts = bind("high_part(of='prompts')", KL_WEIGHTS, "kl_weight")
     assert prompts({**inputs, "values": real([0.9, 0.7, 0.3, 0.2])}).tolist() == [1, 1, 0, 0]
     assert prompts({**inputs, "values": real([0.5] * 4)}).tolist() == [1, 1, 1, 1]
+
+
+CLASSIFIED = {"values": [1.0, 0.0, 9.0], "share": [0.75, 0.25, 0.5], "stat": [True, True, False]}
+
+
+def test_groups_of_a_classifier_have_soft_means_and_hard_ones_those_of_the_cut():
+    """Shares .75 and .25 of rewards 1 and 0: R_1 = .75, R_0 = .25; the factor of the first row is .75 (1 - 2 (.25)) +
+    .25 (1 + 2 (.25)) = .75. The third row is not of the policy: .5 (.5 + 1.5)."""
+    values, share, stat = (torch.tensor(one) for one in CLASSIFIED.values())
+    rows = values.double()[:, None]
+    inputs = {"values": rows, "raw": rows, "names": ["a"], "weights": real([2]), "stat": stat}
+    inputs["group_share"] = share.double()
+    transform, weight = (
+        bind("classified_invariant", TRANSFORMS, "test"),
+        bind("classified_high", KL_WEIGHTS, "kl_weight"),
+    )
+    assert transform(inputs)[:, 0].tolist() == pytest.approx([0.75, 0, 9])
+    assert weight(inputs)[:2].tolist() == [0.75, 0.25]
+    assert weight({**inputs, "group_share": 1 - share})[:2].tolist() == [0.25, 0.75][::-1]  # whatever it is called
+    four = {"values": real([[0.9], [0.1], [0.8], [0.2]]), "names": ["a"], "stat": torch.ones(4, dtype=torch.bool)}
+    made = transform({**four, "group_share": real([1, 0, 1, 0])})[:, 0]
+    assert made.tolist() == pytest.approx([0.9 * 0.3, 0.1 * 1.7, 0.8 * 0.3, 0.2 * 1.7])
+
+
+def test_rewards_by_group_have_the_policy_gradient_of_mean_minus_variance():
+    """Four answers, equally likely, with groups that are equally large: R_g = sum_i pi_i p(g | i) r_i / (1/2)."""
+    logits, rewards = torch.zeros(4, dtype=torch.float64, requires_grad=True), real([0.9, 0.1, 0.8, 0.2])
+    share, coef = real([0.9, 0.2, 0.6, 0.3]), 0.7
+    means = (torch.stack([1 - share, share]) * rewards * logits.softmax(0)).sum(1) / 0.5
+    [wanted] = torch.autograd.grad(means.mean() - coef * means.var(correction=0), logits)
+    inputs = {"values": rewards[:, None], "names": ["a"], "stat": torch.ones(4, dtype=torch.bool)}
+    made = bind(f"classified_invariant(coef={coef})", TRANSFORMS, "test")({**inputs, "group_share": share})[:, 0]
+    [found] = torch.autograd.grad((logits.softmax(0) * made).sum(), logits)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+
+
+def test_the_slope_of_the_variance_between_groups_is_its_derivative():
+    values, share, stat = (torch.tensor(one) for one in CLASSIFIED.values())
+    assert variance_slope(values, share, stat).tolist() == pytest.approx([0.25, -0.25, 0])
+    generator = torch.Generator().manual_seed(0)
+    values, share = torch.rand(2, 7, generator=generator, dtype=torch.float64)
+    share.requires_grad_()
+    stat = torch.arange(7) != 3
+    means, sizes = soft_means(values, share, stat), torch.stack([1 - share, share])[:, stat].sum(1)
+    (sizes / 6 * (means - values[stat].mean()).square()).sum().backward()
+    torch.testing.assert_close(variance_slope(values, share.detach(), stat), share.grad, rtol=0, atol=1e-12)
 
 
 # On the way to the loss

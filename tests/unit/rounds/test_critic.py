@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from mmgrpo.advantages.select import soft_means
 from mmgrpo.rounds.critic import Critic, value_error
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.types import OWN, Prompt
@@ -32,9 +33,10 @@ def has_a(prompts, outputs) -> list[float]:
 
 def run(folder, rule: str = "critic(lr=0.01)", preset: str = "ppo", **more):
     supervised = more.pop("supervised", "none")
-    blocks = algorithm_blocks(preset, networks=[rule], supervised=supervised)
+    blocks = algorithm_blocks(preset, networks=[rule], supervised=supervised, **more.pop("blocks", {}))
+    policy = more.pop("policy", None) or token_policy()
     settings = {"reward": has_a, "steps": 4, "group_size": 4, "prompts_per_step": 3, "lr": 1e-2, **blocks, **more}
-    return trainer(token_policy(), folder, PROMPTS, **settings)
+    return trainer(policy, folder, PROMPTS, **settings)
 
 
 def test_the_error_of_a_value_is_clipped_as_its_formula_says():
@@ -199,6 +201,76 @@ def test_the_language_model_loss_is_added_to_that_of_ppo(tmp_path):
     (0.5 * torch.cat(losses).mean()).backward()
     for name, parameter in policy.network.named_parameters():
         torch.testing.assert_close(gradients[1][name] - gradients[0][name], parameter.grad, rtol=0, atol=1e-5)
+
+
+CLASSES = {"transform": ["classified_invariant(coef=0.5)"], "kl_weight": "classified_high"}
+
+
+def classed(folder, classes: float = 2.0, **more):
+    rule = f"critic(lr=0.01, classes={classes:g}, updates=1)"
+    return run(
+        folder, rule, blocks={**CLASSES, "terms": ["kl_k3(coef=0.1)"]}, policy=token_policy(keep_reference=True), **more
+    )
+
+
+def test_its_classifier_learns_groups_of_different_rewards(tmp_path):
+    """The gradient of its first update is that of -classes times the variance between the soft groups, by sizes, of
+    states at the ends of the texts."""
+    made = classed(tmp_path)
+    rounds, seen = rounds_of(made), list[torch.Tensor]()
+    made.callbacks.call("on_train_begin", made)
+    critic = attached(made, Critic)
+    learn = critic.learn
+
+    def watched(one, batch):
+        assert critic.network.optimizer is not None and critic.network.head is not None
+        head = critic.network.head.weight
+        start = head.detach().clone()
+        hook = critic.network.optimizer.register_step_pre_hook(lambda *_: seen.extend([start, head.grad.clone()]))
+        try:
+            return learn(one, batch)
+        finally:
+            hook.remove()
+
+    critic.learn = watched  # type: ignore[method-assign]
+    made.run_round()
+    [round_], [start, gradient] = rounds, seen
+    [rollout], decisions = round_.rollouts, round_.batch.decisions
+    [part] = rollout.steps.split(decisions.decision_mask, 99)
+    with torch.no_grad():
+        states = token_policy().score(rollout, part, frozenset({"hidden_state"}))["hidden_state"]
+    last = decisions.decision_mask.sum(1)[part.rows] - 1 == part.positions
+    ends = torch.zeros(decisions.rows, states.shape[1])
+    ends[part.rows[last]] = states[last]
+    row = start[1].clone().requires_grad_()
+    share = (ends @ row).sigmoid()
+    totals, everything = round_.reward_scores.values[:, 0], torch.ones(decisions.rows, dtype=torch.bool)
+    means, sizes = soft_means(totals, share, everything), torch.stack([1 - share, share]).sum(1)
+    assert 0 < float(totals.mean()) < 1
+    (-2.0 * (sizes / decisions.rows * (means - totals.mean()).square()).sum()).backward()
+    torch.testing.assert_close(gradient[1], row.grad, rtol=0, atol=1e-6)
+    torch.testing.assert_close(decisions.fields["group_share"], share.detach(), rtol=0, atol=1e-5)
+    [line] = read_metrics(tmp_path / "metrics.jsonl")
+    assert line["critic/group_gap"] == pytest.approx(float((means[1] - means[0]).detach().abs()), abs=1e-5)
+
+
+def test_its_classifier_finds_the_group_of_the_larger_rewards(tmp_path):
+    made = classed(tmp_path, 20.0, reward=of_prompt, steps=10, lr=0.0)
+    made.fit()
+    gaps = [line["critic/group_gap"] for line in read_metrics(tmp_path / "metrics.jsonl")]
+    assert gaps[-1] > 1 > gaps[0] + 0.5  # rewards 0, 1 and 2
+
+
+def test_a_killed_run_goes_on_with_its_classifier(tmp_path):
+    killed, whole = killed_and_whole(lambda folder: classed(folder, save_every=1), tmp_path)
+    assert killed == whole and whole[-1]["critic/group_gap"] > 0
+
+
+def test_groups_that_no_classifier_makes_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"classes"):
+        classed(tmp_path / "a", 0.0)
+    with pytest.raises(ValueError, match=r"classes"):
+        run(tmp_path / "b", "critic(lr=0.01, classes=1)")
 
 
 def test_a_token_earns_less_the_likelier_it_is_than_for_the_reference(tmp_path):

@@ -74,7 +74,7 @@ def test_what_it_predicts_is_its_head_at_the_end_of_the_prompt(tmp_path):
     callback, policy = attached(made, PromptValues), made.policy
     found = callback.predicted(made, [5, 0, 11])
     with torch.no_grad(), policy.networks("prompt_value"):
-        wanted = callback.network(states_of(policy, [PROMPTS[5], PROMPTS[0], PROMPTS[11]]))
+        wanted = callback.network(states_of(policy, [PROMPTS[5], PROMPTS[0], PROMPTS[11]]))[:, 0]
     torch.testing.assert_close(found, wanted.double(), rtol=0, atol=1e-5)
     assert found.abs().min() > 1e-4
 
