@@ -6,6 +6,7 @@
     python -m benchmarks visual_learning    # reward against CPU time, every method, 5 seeds (days; --resume)
     python -m benchmarks scale              # bytes that sharding moves and holds, against the formulas (minutes)
     python -m benchmarks rewards            # rewards in process, in a process of their own, served; overlap
+    python -m benchmarks judging            # a policy that judges itself beside one that only answers (minutes)
     python -m benchmarks waits              # how often the host would wait for a device (minutes)
 
 What a user measures on their own machine is ``mmgrpo bench``.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-PROGRAMS = ("twins", "algorithms", "critics", "visual_learning", "scale", "rewards", "waits")
+PROGRAMS = ("twins", "algorithms", "critics", "judging", "visual_learning", "scale", "rewards", "waits")
 """Modules with the options of a program (``Args``) and the function ``run``."""
 
 

@@ -188,8 +188,8 @@ SUPERVISED = 4
 """``origin`` of answers of a second data set: trained by their likelihood, in no group and without a reward."""
 
 HINTED = 5
-"""``origin`` of rows that the policy sampled in this round with a hint in the prompt or a forced beginning: trained,
-and no evidence of how hard the prompt is."""
+"""``origin`` of rows that the policy sampled in this round with a hint in the prompt or a forced beginning, or from
+a prompt that was made in it: trained, and no evidence of how hard a prompt of the data set is."""
 
 HINT = "given hint"
 """Key in ``Prompt.meta`` of the hint that stands in a prompt; no column of a file is likely to have this name."""

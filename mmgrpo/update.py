@@ -40,6 +40,7 @@ from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJ
 from mmgrpo.objectives.origins import LIKELIHOODS, REPLAYS, likelihood, weights_by_origin
 from mmgrpo.prompts.added import ADDITIONS
 from mmgrpo.prompts.hints import HINTS
+from mmgrpo.prompts.judging import JUDGINGS
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.distributed import sum_over_ranks
 from mmgrpo.runtime.metrics import Tally
@@ -77,6 +78,8 @@ class LossRecipe:
     """The networks of the run besides the present one and the reference before training, and how they change."""
     parts: tuple[PartLoss, ...] = ()
     """Losses of the parts of rows with decisions of several kinds, in place of the objective, aggregation and terms."""
+    judging: tuple[Bound, ...] = ()
+    """What the policy is asked about its own samples."""
 
     @staticmethod
     def of(
@@ -91,6 +94,7 @@ class LossRecipe:
         hint: str = "none",
         added: str = "none",
         parts: Sequence[str] = (),
+        judging: Sequence[str] = (),
     ) -> LossRecipe:
         """Bind the text of a configuration; unknown names and parameters are errors here, before the run."""
         loss = LossRecipe(
@@ -105,6 +109,7 @@ class LossRecipe:
             bind_scheduled(added, ADDITIONS, "algorithm.added"),
             bind_networks(networks),
             tuple(PartLoss.of(one, objective, aggregation, terms) for one in read_parts(parts)),
+            tuple(bind_scheduled(one, JUDGINGS, "algorithm.judging") for one in judging),
         )
         check_changes(loss.scores)
         return loss
@@ -138,7 +143,8 @@ class LossRecipe:
     def needs_reference(self) -> bool:
         """True when the loss compares with the network before training, which must then be stored."""
         moving = any(name_of(rule) == REFERENCE_NETWORK for rule in self.networks)
-        used = {name.partition(".")[0] for name in self.scores if "." in name} | {self.added({}).network}
+        used = {name.partition(".")[0] for name in self.scores if "." in name}
+        used |= {self.added({}).network, *(name for one in self.judging for name in one({}).networks)}
         penalized = any(rule.parameters.get("kl") for rule in self.networks if is_critic(rule))
         return not moving and (penalized or REFERENCE_NETWORK in used)
 

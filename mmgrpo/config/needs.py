@@ -30,7 +30,7 @@ VIDEOS = "videos in prompts"
 MEDIA = "media in prompts"
 REFERENCE = "a loss that compares with the reference"
 _DATA = ("data.train", "data.extra_train", "data.supervised", "data.heldout", "eval.extra", "eval.skip")
-_LOSS = ("preset", "objective", "terms", "networks", "added", "parts")
+_LOSS = ("preset", "objective", "terms", "networks", "added", "judging", "parts")
 FACTS: Mapping[str, Sequence[str]] = {
     HELDOUT: ("data.heldout", "data.train", "eval.extra", "eval.skip"),
     **dict.fromkeys((IMAGES, VIDEOS, MEDIA), _DATA),

@@ -14,7 +14,7 @@ BEAM = where("sampling.search", "beam")
 OF_DIFFUSION = where(PROCESS, "diffusion")
 SUPPRESSING = "one that suppresses first tokens"
 """What ``model.family`` is of a policy by hand over such a model (Whisper)."""
-FURTHER_ROWS = ("algorithm.replay", "algorithm.supervised", "algorithm.hint", "algorithm.added")
+FURTHER_ROWS = ("algorithm.replay", "algorithm.supervised", "algorithm.hint", "algorithm.added", "algorithm.judging")
 """Settings that give a round rows besides those that the policy draws."""
 UNREAD = excludes(
     where("algorithm.credit", lacking="step_rewards"), why="states are completed for credits that read step_rewards"

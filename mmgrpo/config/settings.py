@@ -109,7 +109,7 @@ class Algorithm:
         ),
         excludes(
             where("algorithm.hint", having="shares=*"),
-            "algorithm.added",
+            *("algorithm.added", "algorithm.judging"),
             why="the greedy completion has neither a hint nor an answer",
             having="greedy_value",
         ),
@@ -129,7 +129,7 @@ class Algorithm:
             lacking="advantages",
         ),
         excludes(
-            *("algorithm.replay", "algorithm.hint", "algorithm.added"),
+            *("algorithm.replay", "algorithm.hint", "algorithm.added", "algorithm.judging"),
             why="only samples of the round have rewards or values of steps",
             having=("step_rewards", "step_values", "value"),
         ),
@@ -197,6 +197,14 @@ class Algorithm:
     ] = "none"
     """Rows added to a group: answers of the data set, refined or corrected samples (answers(count=1), refined(...),
     corrected(...)); by default none."""
+    judging: Annotated[
+        list[str],
+        ANY_TEXT,
+        excludes(OF_NO_TEXT, why="what is judged is a text"),
+        excludes(*reading("greedy_value", "reference_value", "reference_rewards"), why="verdicts have no such value"),
+    ] = field(default_factory=list)
+    """What the policy is asked about its own samples, in the round in which it drew them: verdicts(...), which are
+    trained, own(reward=...), by which samples without a rule are rewarded; none by default."""
     mismatch: Annotated[str, ANY_TEXT, ANOTHER_SAMPLER] = "none"
     """Correction for samplers whose probabilities differ from the trainer's: none, tis(cap=...), mis(low=...), ..."""
     kl_weight: Annotated[str, ANY_TEXT, needs("algorithm.terms", "kl_*")] = "none"
@@ -222,6 +230,7 @@ class Algorithm:
         ANY_TEXT,
         excludes(
             *("algorithm.networks", "algorithm.replay", "algorithm.supervised", "algorithm.hint", "algorithm.added"),
+            "algorithm.judging",
             *("algorithm.mismatch", "algorithm.kl_weight", "algorithm.weighting", "data.offline"),
             where("optim.step", but="plain"),
             why="it is of rows with decisions of one kind",

@@ -33,6 +33,8 @@ FEW = 3
 """Rounds from the beginning of a run after which it is an alarm that none has trained."""
 ALIKE = 0.9
 """Share of prompts whose samples all answer alike, from which on votes have collapsed."""
+CHANCE = 0.5
+"""Share of pairs that scores without any knowledge order as a verifier does."""
 LONG = 10
 """Rounds in a row after which it is one in a run that has trained before."""
 GAP, PPO_CLIP = 0.5, 0.2
@@ -81,7 +83,7 @@ class Idle:
 
     cause: str
     """A key of ``CAUSES``; ``constant_reward``, ``absent_reward``, ``collapsed_votes``, ``clip_range``, ``warmup``,
-    ``unchanged_model``, ``faint_gradient``, ``uncalled_tools``."""
+    ``unchanged_model``, ``faint_gradient``, ``uncalled_tools``, ``collapsed_judge``."""
     settings: str
     since: int
     step: int
@@ -147,6 +149,10 @@ class Watch:
     """Rounds from the first on in which every gradient that was not zero was smaller; -1: not in all."""
     uncalled: int = 0
     """Rounds from the first on in which no completion called a tool; -1: not in all, or there are no tools."""
+    one_sided: int = 0
+    """Rounds in a row in which nearly all verdicts of the policy were the same."""
+    misled: int = 0
+    """Rounds in a row in which its scores agreed with those of a verifier no better than chance."""
 
     @classmethod
     def of(cls, scorers: Sequence[Scorer], loss: LossRecipe, optim: Optim, steps: int, trained: int) -> Watch:
@@ -189,6 +195,11 @@ class Watch:
             self.faint = self.faint + 1 if norm < self.least and self.faint >= 0 else -1
         uncalled = _number(rows[0], "rollout/tool_calls") == 0 and self.uncalled >= 0
         self.uncalled = self.uncalled + 1 if uncalled else -1
+        if "judging/first_fraction" in rows[0]:  # only some rounds have verdicts
+            share = _number(rows[0], "judging/first_fraction")
+            self.one_sided = self.one_sided + 1 if max(share, 1 - share) >= ALIKE else 0
+        if "judging/agreement" in rows[0]:
+            self.misled = self.misled + 1 if _number(rows[0], "judging/agreement") <= CHANCE else 0
 
     def alarms(self, ended: bool = False) -> list[Idle]:
         """What is wrong so far, each cause of each reward once; ``ended``: no round follows."""
@@ -239,6 +250,8 @@ class Watch:
                     "1, without which none is answered",
                 )
             )
+        if max(self.one_sided, self.misled) >= FEW:
+            found.append(self._misjudged())
         # The first stays: one that settings show says more than the rounds that show it too.
         once: dict[tuple[str, str], Idle] = {}
         for alarm in found:
@@ -271,6 +284,23 @@ class Watch:
             "correctness; compare the verifier of held-out prompts, take an earlier checkpoint, and look at "
             f"{settings}",
             name,
+        )
+
+    def _misjudged(self) -> Idle:
+        settings = "algorithm.judging, rewards, optim.lr"
+        if self.one_sided >= FEW:
+            what = f"at least {ALIKE:.0%} of the verdicts of the last {self.one_sided} rounds, up to step {self.last}, "
+            what += "are the same word (judging/first_fraction)"
+        else:
+            what = f"in the last {self.misled} rounds, up to step {self.last}, its scores order samples no more like "
+            what += "the verifier than chance does (judging/agreement)"
+        return Idle(
+            "collapsed_judge",
+            settings,
+            self.first,
+            self.last,
+            f"the policy no longer judges its samples: {what}, so that the reward it gives itself is no sign of "
+            f"correctness; compare held-out judgements, take an earlier checkpoint, and look at {settings}",
         )
 
     def _constant(self, name: str, value: float) -> Idle:

@@ -121,6 +121,7 @@ def lines_of(recipe: AdvantageRecipe, loss: LossRecipe) -> dict[str, tuple[Bound
         "replay": (loss.replay,),
         "hint": (loss.hint,),
         "added": (loss.added,),
+        "judging": loss.judging,
         "kl_weight": (recipe.kl_weight,),
         "networks": loss.networks,
     }

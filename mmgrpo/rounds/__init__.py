@@ -22,6 +22,7 @@ METHODS: Mapping[str, Callable[[Choices], Any]] = {
     "ahead": lambda choices: choices.staleness,
     "hints": lambda choices: choices.loss.hint.text != "none",
     "added": lambda choices: choices.loss.added.text != "none",
+    "judging": lambda choices: choices.loss.judging,
     "replay": lambda choices: choices.loss.replay.text != "none",
     "supervised": lambda choices: choices.loss.supervised.text != "none",
     "reward_weights": lambda choices: choices.weighting,

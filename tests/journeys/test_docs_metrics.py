@@ -61,9 +61,26 @@ def explained() -> set[str]:
     return {name for cells in rows_of(PAGE, "metrics.jsonl") for name in re.findall(r"`([^`]+)`", cells[0])}
 
 
+def judged(folder: Path) -> set[str]:
+    """The metrics of a run that judges its own samples."""
+    asked = ["own(reward='own', task='scored', rubric='[1] b', meta='')"]
+    asked += ["own(reward='own', together=False, words=['a', 'b'], verifier='known', text=' {sample}')"]
+    asked.append("verdicts(point=' {sample}', pair=' {first} {second}', letters=['a', 'b'], words=['a', 'b'])")
+    known = Scorer("known", lambda prompts, outputs: [float(len(str(output))) for output in outputs], weight=0.0)
+    own = Scorer("own", lambda prompts, outputs: [None if prompt.task else 1.0 for prompt in prompts])
+    prompts = [Prompt("say a", "0", "a b c"), Prompt("say b", "1", "b c a"), Prompt("say a", "2", task="open")]
+    run = trainer(
+        token_policy(), folder, prompts, scorers=[own, known], prompts_per_step=3, group_size=16,
+        **algorithm_blocks("dr_grpo", judging=asked),
+    )  # fmt: skip
+    run.run_round()
+    run.record.log.flush()
+    return {name for row in read_metrics(folder / "metrics.jsonl") for name in row}
+
+
 def written(folder: Path) -> set[str]:
     """The metrics of runs that between them use everything that has one."""
-    names: set[str] = set()
+    names = judged(folder / "judging")
 
     def first(prompts, outputs):
         return [float(output.pixels[0]) for output in outputs]

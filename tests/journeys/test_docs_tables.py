@@ -110,7 +110,18 @@ def test_the_base_of_presets_is_what_the_documentation_says() -> None:
     sentence = DOCS["algorithms.md"].split("what differs from the base: ")[1].split(", no terms")[0].replace("\n", " ")
     written = re.findall(r"`([^`]+)`", sentence)
     assert written == [BASE[line] for line in ("baseline", "scale", "credit", "objective", "aggregation")]
-    lists = {"transform", "weighting", "shape", "select", "sampler", "trackers", "terms", "networks", "parts"}
+    lists = {
+        "transform",
+        "weighting",
+        "shape",
+        "select",
+        "sampler",
+        "trackers",
+        "terms",
+        "networks",
+        "judging",
+        "parts",
+    }
     assert {line for line, value in BASE.items() if value == []} == lists
     assert BASE["combine"] == "weighted_sum" and BASE["keys"] == ["prompt"]
     assert BASE["off_policy"] == "importance" and BASE["mismatch"] == "none"

@@ -284,6 +284,7 @@ FOREIGN = [
     {"added": "corrected(above=0.3, tokens=3)"},
     {"supervised": "nll(coef=linear(0.5, 0.1), count=2)", "data": GIVEN},
     {"supervised": "nll(coef=0.5, count=1, source='failed')"},
+    {"judging": ["verdicts(point=' {sample} a', pair=' {first} b {second}', reflection=' {sample}', above=0.3)"]},
     {"hint": "staged(above=0.6)"},
     {"hint": "forced(members=2, tokens=2)"},
     {"hint": "budget(tokens=power(4, 0.25), text=' b {tokens}')"},
@@ -292,7 +293,7 @@ FOREIGN = [
 
 @pytest.mark.slow
 @pytest.mark.rows
-@pytest.mark.parametrize("changes", FOREIGN, ids=lambda one: next(iter(one.values())))
+@pytest.mark.parametrize("changes", FOREIGN, ids=lambda one: str(next(iter(one.values()))))
 def test_a_run_with_rows_of_other_origins_resumes_exactly(changes, tmp_path):
     whole = run(tmp_path / "whole", **changes)
     whole.fit()

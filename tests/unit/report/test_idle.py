@@ -352,3 +352,24 @@ def test_a_constant_reward_with_dynamic_sampling_ends_with_an_alarm(tmp_path: Pa
     run_of(tmp_path, nothing, steps=3, **algorithm_blocks("dapo"))
     assert causes(read_alarms(tmp_path))[0] == "no_spread"
     assert all(row["group/draws"] == 11 and row["skipped"] == 1 for row in read_metrics(tmp_path / "metrics.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "collapsed"),
+    [
+        ("judging/first_fraction", 1.0, True),
+        ("judging/first_fraction", 0.05, True),
+        ("judging/first_fraction", 0.8, False),
+        ("judging/agreement", 0.5, True),
+        ("judging/agreement", 0.6, False),
+    ],
+)
+def test_a_judge_that_says_one_word_or_orders_as_chance_does_is_an_alarm(metric, value, collapsed):
+    watch = Watch(["r"])
+    for number in range(FEW):
+        assert causes(watch.alarms()) == []
+        watch.see([{**GOOD, "reward/r/mean": number, "step": number, metric: value}])
+        watch.see([{**GOOD, "reward/r/mean": number, "step": number}])  # a round without verdicts
+    assert causes(watch.alarms()) == ["collapsed_judge"] * collapsed
+    watch.see([{**GOOD, "step": 9, metric: 0.7}])
+    assert causes(watch.alarms()) == []

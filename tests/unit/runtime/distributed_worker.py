@@ -266,6 +266,7 @@ REMEMBERED: dict[str, dict[str, Any]] = {
     "hinted": {"hint": "staged(above=0.5)"},
     "refined": {"added": "refined(text=' {sample}', when='failed', above=0.5)"},
     "corrected": {"added": "corrected(text=' a', answer=' {answer}', tokens=3)"},
+    "judging": {"judging": ["verdicts(point=' {sample} a', pair=' {first} b {second}', turns=1, above=0.5)"]},
 }
 
 

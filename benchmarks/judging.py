@@ -1,0 +1,245 @@
+"""A policy that judges its own samples beside one that only answers: both held-out figures, over seeds.
+
+    python -m benchmarks judging                # 3 seeds, 4 runs each: about 10 minutes of one core
+
+The world: "largest 3 1 7 2 5" has the answer 7. A random language model of some 20,000 parameters is taught answers and
+judgements by ``WARM`` batches of right examples (seconds), which leaves it bad at both. Then it is trained by
+
+    answers    GRPO on answers alone
+    verdicts   with as many questions about its own answers in every round (SPARK): which is right?
+    turns      the same, of rounds by turns: some train answers alone, some verdicts alone
+    open       half of the prompts have no rule: what the policy says of its answers is their reward (URPO)
+    frozen     the same, and the network before training says it
+
+Lists for training, for the choice of settings (``--split tune``) and held out are disjoint. A held-out judgement is of
+an answer that is right for one half and another number of the list for the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import io
+import json
+import random
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from mmgrpo.config.ranges import ANY_TEXT, COUNT, one_of, within
+from mmgrpo.files import write_text
+
+LENGTH = 5
+"""Numbers of a list."""
+WORDS = ("largest", "answer", "right", "first", "second", "which", "yes", "no", "A", "B", *map(str, range(10)))
+TERMS = ["kl_k3(coef=0.02)"]
+WARM = 240
+"""Batches of the warm start."""
+POINT, PAIR = " answer {sample} right", " first {first} second {second} which"
+VERDICTS = f"verdicts(most=16, reflections=0, balanced=True, point='{POINT}', pair='{PAIR}', TURNS)"
+OWN = f"own(reward='own_judgement', verifier='truth', together=False, votes=4, text='{POINT}', NETWORK)"
+
+ARMS: Mapping[str, Sequence[str]] = {
+    "answers": (),
+    "verdicts": (VERDICTS.replace(", TURNS", ""),),
+    "turns": (VERDICTS.replace("TURNS", "turns=5"),),
+    "open": (OWN.replace(", NETWORK", ""), VERDICTS.replace(", TURNS", "")),
+    "frozen": (OWN.replace("NETWORK", "network='reference'"), VERDICTS.replace(", TURNS", "")),
+}
+"""Runs to what they judge."""
+
+
+@dataclass
+class Args:
+    """What to run, and how long."""
+
+    arms: Annotated[list[str], one_of(*ARMS)] = field(default_factory=lambda: list(ARMS))
+    """Runs to compare."""
+    seeds: Annotated[int, within("[1, 1000]")] = 3
+    """Seeds of each."""
+    steps: Annotated[int, COUNT] = 120
+    """Optimizer steps."""
+    split: Annotated[str, one_of("tune", "heldout")] = "heldout"
+    """The lists on which is measured."""
+    lr: Annotated[float, within("(0, 1]")] = 1e-3
+    """Learning rate."""
+    threads: Annotated[int, within("[1, 1024]")] = 1
+    """CPU threads of torch."""
+    output: Annotated[str, ANY_TEXT] = "benchmarks"
+    """Output folder."""
+
+
+def lists(split: str, count: int) -> list[list[int]]:
+    """Lists of different numbers of a split, which the sum of each, weighted by places, decides."""
+    drawn, found = random.Random(split), list[list[int]]()
+    while len(found) < count:
+        one = drawn.sample(range(10), LENGTH)
+        if split_of(one) == split and one not in found:
+            found.append(one)
+    return found
+
+
+def split_of(numbers: Sequence[int]) -> str:
+    """train for 8 of 10 lists, tune and heldout for one each."""
+    rest = sum((place + 1) * number for place, number in enumerate(numbers)) % 10
+    return {0: "tune", 1: "heldout"}.get(rest, "train")
+
+
+def question(numbers: Sequence[int]) -> str:
+    return "largest " + " ".join(map(str, numbers))
+
+
+def answers(split: str, count: int) -> list[dict[str, Any]]:
+    """Rows that ask for the largest number."""
+    return [{"text": question(one), "answer": str(max(one)), "task": "exact"} for one in lists(split, count)]
+
+
+def judgements(split: str, count: int) -> list[dict[str, Any]]:
+    """Rows that ask whether a proposed answer is right, which it is in every second, or which of two."""
+    drawn, rows = random.Random(f"{split} judgements"), list[dict[str, Any]]()
+    for place, one in enumerate(lists(split, count)):
+        right = max(one)
+        wrong = drawn.choice([number for number in one if number != right])
+        if place % 4 < 2:
+            text, answer = POINT.replace("{sample}", str((right, wrong)[place % 2])), ("yes", "no")[place % 2]
+        else:
+            first, second = ((right, wrong), (wrong, right))[place % 2]
+            text = PAIR.replace("{first}", str(first)).replace("{second}", str(second))
+            answer = "AB"[place % 2]
+        rows.append({"text": question(one) + text, "answer": answer, "task": "exact"})
+    return rows
+
+
+@functools.cache
+def taught(steps: int = WARM, rows: int = 32) -> Any:
+    """A language model that has seen ``steps`` batches of right examples, each of one kind of question."""
+    import torch
+    from torch import nn
+
+    from mmgrpo.types import Prompt
+    from pipelines.text.causal_lm import toy
+
+    model = toy(WORDS, width=32, layers=2)
+    kinds: dict[int, list[tuple[list[int], list[int]]]] = {}
+    for row in [*answers("train", 500), *judgements("train", 2500)]:
+        ids = model.encode([Prompt(row["text"])]).ids[0].tolist()
+        kinds.setdefault(len(ids), []).append((ids, model.spell(row["answer"])))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        optimizer = torch.optim.Adam(model.network.parameters(), lr=2e-3)
+        drawn = random.Random(0)
+        for _ in range(steps):
+            [of_kind] = drawn.choices([*kinds.values()], [len(one) for one in kinds.values()])
+            chosen = drawn.choices(of_kind, k=rows)
+            asked, said = (torch.tensor([one[part] for one in chosen]) for part in (0, 1))
+            logits = model.network(torch.cat([asked, said], 1)).logits[:, asked.shape[1] - 1 : -1]
+            error = nn.functional.cross_entropy(logits.flatten(0, 1), said.flatten())
+            optimizer.zero_grad()
+            error.backward()
+            optimizer.step()
+    return model
+
+
+def trained(arm: str, seed: int, args: Args, folder: Path) -> dict[str, Any]:
+    """Train once; the held-out rewards prompt by prompt before and after, the judge's agreement, and seconds."""
+    import mmgrpo
+    from mmgrpo.policies.token import TokenPolicy
+    from mmgrpo.runtime.metrics import read_metrics
+    from pipelines.training import FrozenCopy
+
+    model = copy.deepcopy(taught())
+    model.reference = FrozenCopy(model.network)
+    policy = TokenPolicy(model, max_tokens=2)
+    is_open = arm in ("open", "frozen")
+    rows = answers("train", 1000)
+    if is_open:
+        rows = [{**row, "task": ("exact", "open")[place % 2]} for place, row in enumerate(rows)]
+    rewards = ["by_task(tasks=['exact'], reward='exact(tags=False)', log_as='rules')"]
+    if is_open:
+        rewards += [
+            "own_judgement",
+            "by_task(tasks=['open'], reward='exact(tags=False)', weight=0, log_as='truth')",
+        ]
+    measured = folder / "judgements.jsonl"
+    write_text(measured, "".join(json.dumps(row) + "\n" for row in judgements(args.split, 400)))
+    start = time.process_time()
+    with contextlib.redirect_stdout(io.StringIO()):
+        made = mmgrpo.train(
+            policy,
+            rows,
+            rewards,
+            preset="grpo",
+            steps=args.steps,
+            heldout=answers(args.split, 400),
+            prompts_per_step=16,
+            group_size=8,
+            algorithm={"terms": TERMS, "judging": list(ARMS[arm])},
+            optim={"lr": args.lr},
+            evaluation={"extra": [str(measured)], "every": 0, "prompts": 0},
+            output_dir=str(folder),
+            name=f"{arm}-{seed}",
+            seed=seed,
+            save_every=10**9,
+        )
+    one: dict[str, Any] = {"arm": arm, "seed": seed, "seconds": time.process_time() - start}
+    for when in ("before", "after"):
+        for name, file in (("answers", when), ("judgements", f"{when}-judgements")):
+            record = json.loads((made.folder / "evaluations" / f"{file}.json").read_text(encoding="utf-8"))
+            one[f"{name} {when}"] = record["values"]["rules"]
+    lines = read_metrics(made.folder / "metrics.jsonl")
+    agreed = [one["judging/agreement"] for one in lines if "judging/agreement" in one]
+    if agreed:
+        tenth = max(1, len(agreed) // 10)
+        one["agreement"] = [sum(some) / tenth for some in (agreed[:tenth], agreed[-tenth:])]
+    return one
+
+
+def line(one: Mapping[str, Any]) -> str:
+    """A run in a line."""
+    said = [f"{one['arm']:9} seed {one['seed']}:"]
+    for name in ("answers", "judgements"):
+        before, after = (sum(one[f"{name} {when}"]) / len(one[f"{name} {when}"]) for when in ("before", "after"))
+        said.append(f"{name} {before:.3f} -> {after:.3f}")
+    if "agreement" in one:
+        said.append("agreement {:.3f} -> {:.3f}".format(*one["agreement"]))
+    return ", ".join(said) + f" in {one['seconds']:.0f} s"
+
+
+def page(runs: Sequence[Mapping[str, Any]], machine: str, command: str) -> list[str]:
+    """Markdown: both figures of every run, with intervals of the paired differences over prompts."""
+    import numpy as np
+
+    from mmgrpo.statistics import bootstrap_mean
+
+    text = ["# A policy that judges itself", "", f"`{command}` on {machine}.", ""]
+    text += ["| run | seed | answers | difference | judgements | difference | seconds |", "| --- " * 7 + "|"]
+    for one in runs:
+        cells = [one["arm"], str(one["seed"])]
+        for name in ("answers", "judgements"):
+            before, after = (np.array(one[f"{name} {when}"]) for when in ("before", "after"))
+            gain = bootstrap_mean(after - before).as_dict()
+            cells += [
+                f"{before.mean():.3f} to {after.mean():.3f}",
+                f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]",
+            ]
+        text.append("| " + " | ".join([*cells, f"{one['seconds']:.0f}"]) + " |")
+    return text
+
+
+def run(args: Args, machine: str, command: str) -> None:
+    """Train every run with every seed, and write ``judging.json`` and ``judging.md``."""
+    runs: list[dict[str, Any]] = []
+    out = Path(args.output)
+    out.mkdir(parents=True, exist_ok=True)
+    for arm in args.arms:
+        for seed in range(args.seeds):
+            with tempfile.TemporaryDirectory(prefix="bench-judging-") as folder:
+                runs.append(trained(arm, seed, args, Path(folder)))
+            print(line(runs[-1]), flush=True)
+    result = {"machine": machine, "command": command, "settings": asdict(args), "runs": runs}
+    write_text(out / "judging.json", json.dumps(result))
+    write_text(out / "judging.md", "\n".join(page(runs, machine, command)) + "\n")

@@ -1,0 +1,385 @@
+"""The policy judges samples of the round in which it drew them (``algorithm.judging``; mmgrpo/prompts/judging.py).
+
+own       judged rows of prompts that no rule scores -> questions -> drawn -> read -> their reward
+verdicts  judged rows -> questions with a known answer -> drawn and judged as rows of the round, in groups of their
+          own with the origin HINTED: they are trained, and no evidence of how hard a prompt of the data set is
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from mmgrpo.config.names import nearest
+from mmgrpo.prompts.judging import (
+    KINDS,
+    Judging,
+    Question,
+    agreement,
+    answer_in,
+    asking,
+    merging,
+    points_of,
+    proposing,
+    questions,
+    scores_in,
+    scoring,
+    verdict,
+)
+from mmgrpo.randomness import derive, stream
+from mmgrpo.rollout import RoundRows
+from mmgrpo.rounds.callback import Callback, Choices, Run
+from mmgrpo.rounds.rows import Group, groups_of, numbered
+from mmgrpo.runtime.distributed import gather_rows, gather_texts, sum_by_name
+from mmgrpo.runtime.networks import name_of
+from mmgrpo.scoring import RewardScores
+from mmgrpo.types import HINTED, OWN, REPLACED, Prompt, Request, Rollout, Text
+
+FIRST_JUDGED = 1 << 36
+"""First key of groups of verdicts; that of a question is this and its group's key times the number of kinds."""
+
+
+class Judges(Callback):
+    """Asks what ``algorithm.judging`` asks in each round; a checkpoint has the rubrics that were rewritten."""
+
+    def __init__(self) -> None:
+        self.rubrics: dict[int, list[str]] = {}
+        """Of each rule that has some, all so far."""
+
+    def attach(self, run: Run) -> None:
+        known = {"", "reference", *(name_of(rule) for rule in run.loss.networks)}
+        rewards = {scorer.name for scorer in run.scorers}
+        for bound in run.loss.judging:
+            rule: Judging = bound({})
+            for network in {*rule.networks} - known:
+                raise ValueError(
+                    f"algorithm.judging: {bound.text}: unknown network '{network}'."
+                    f"{nearest(network, known - {''})} Add it to algorithm.networks"
+                )
+            for name in {rule.reward, rule.verifier, rule.by} - {""} - rewards:
+                raise ValueError(
+                    f"algorithm.judging: {bound.text}: unknown reward '{name}'.{nearest(name, rewards)} Add it to "
+                    "rewards, or name one of them"
+                )
+
+    def on_rows(self, run: Run, rows: RoundRows) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        rules: list[Judging] = [bound({}) for bound in run.loss.judging]
+        # What is judged by itself is no evidence of right and wrong.
+        open_tasks = {rule.task for rule in rules if rule.kind == "own"}
+        for number, rule in enumerate(rules):
+            rubrics = self.rubrics.setdefault(number, [rule.rubric]) if rule.rubric else [""]
+            judge = Judge(rule, run, rows, number, frozenset(open_tasks), rubrics[-1])
+            metrics |= judge.score() if rule.kind == "own" else judge.ask()
+            if rule.every and (run.round + 1) % rule.every == 0:
+                rubrics += judge.rewritten()
+            if rule.rubric:
+                metrics["judging/rubrics"] = float(len(rubrics))
+        return metrics
+
+    def state(self) -> dict[str, list[str]] | None:
+        return {str(number): rubrics for number, rubrics in self.rubrics.items()} or None
+
+    def load(self, state: Any, tensors: Mapping[str, torch.Tensor], step: int) -> None:
+        self.rubrics = {int(number): list(rubrics) for number, rubrics in (state or {}).items()}
+
+
+@dataclass(frozen=True)
+class Judge:
+    """One rule in one round on this rank."""
+
+    rule: Judging
+    run: Run
+    rows: RoundRows
+    number: int
+    """Of the rule."""
+    open_tasks: frozenset[str]
+    rubric: str = ""
+
+    # ---- verdicts
+
+    def ask(self) -> dict[str, float]:
+        """Add the rows of questions with a known answer, and return metrics."""
+        rule, run, rows = self.rule, self.run, self.rows
+        of_answers, of_verdicts = rule.trains(run.round)
+        asked = self._questions() if of_verdicts else []
+        groups = {group.key: group for group in self._groups()}
+        mine = [one for one in asked if one.key in groups]
+        texts = self._texts(mine)
+        rollout, scores, read = None, None, dict[str, float]()
+        if mine:
+            prompts = [
+                asking(one, groups[one.key].prompt, [texts[place, one.whole] for place in one.places], rule)
+                for one in mine
+            ]
+            slots = [FIRST_JUDGED + one.key * len(KINDS) + KINDS.index(one.kind) for one in mine]
+            size = rule.samples or run.hyperparameters(run.step).rounds.group_size
+            request = self._request(prompts, slots, size, "verdicts")
+            rollout = run.policy.rollout(request)
+            scored, scores = rows.judge(request, rollout)()
+            origin = torch.where(scored.origin == OWN, HINTED, scored.origin)
+            rollout = rollout.with_decisions(numbered(replace(scored, origin=origin), [-1] * scored.rows))
+            read = self._read(mine, slots, rollout)
+        if not of_answers:
+            for place, part in enumerate(rows.decisions):
+                origin = part.origin.masked_fill(part.origin == OWN, REPLACED)
+                rows.decisions[place] = replace(part, origin=origin)
+        rows.add(rollout, scores)
+        return self._metrics(asked, sum_by_name(read, READ, run.accelerator))
+
+    def _questions(self) -> list[Question]:
+        """Those of the round, of all ranks."""
+        rule, rows = self.rule, self.rows
+        decisions, scores, result = rows.estimate()
+        if rule.by:
+            column = rows.names.index(rule.by)
+            value = torch.where(scores.valid[:, column], scores.values[:, column], torch.nan)
+        else:
+            value = result.rewards
+        shown = (decisions.origin == OWN) & ~value.isnan() & (decisions.fields["prompt_index"] >= 0)
+        if "truncated" in decisions.fields:
+            shown = shown & ~(decisions.fields["truncated"] > 0)
+        index, keys = decisions.fields["prompt_index"].tolist(), decisions.keys["prompt"].tolist()
+        groups: dict[int, list[tuple[int, bool]]] = {}
+        for place in shown.nonzero()[:, 0].tolist():
+            if self.run.prompts[index[place]].task not in self.open_tasks:
+                groups.setdefault(keys[place], []).append((place, bool(value[place] > rule.above)))
+        return questions(groups, rule, self.run.seed, self.run.round)
+
+    def _groups(self) -> list[Group]:
+        """Those of this rank that have questions with a known answer."""
+        return [one for one in groups_of(self.rows.rollouts) if one.prompt.task not in self.open_tasks]
+
+    def _texts(self, asked: Sequence[Question]) -> dict[tuple[int, bool], str]:
+        """What samples say, by place and whether all of it is shown."""
+        wanted = {place for one in asked for place in one.places}
+        found = dict[tuple[int, bool], str]()
+        for rollout, places in zip(self.rows.rollouts, self.rows.places, strict=True):
+            for row, place in enumerate(places.tolist()):
+                if place in wanted:
+                    whole = text_of(rollout, row)
+                    found[place, True] = whole
+                    found[place, False] = answer_in(whole) if self.rule.shown == "answer" else whole
+        return found
+
+    def _read(self, asked: Sequence[Question], slots: Sequence[int], rollout: Rollout) -> dict[str, float]:
+        """What this rank's verdicts say, as sums."""
+        of, sums = dict(zip(slots, asked, strict=True)), dict.fromkeys(READ, 0.0)
+        for row, slot in enumerate(rollout.decisions.keys["prompt"].tolist()):
+            if (one := of[slot]).kind == "reflection" or int(rollout.decisions.origin[row]) != HINTED:
+                continue
+            said = verdict(text_of(rollout, row), self.rule.words if one.kind == "point" else self.rule.letters)
+            sums["verdicts"] += 1
+            sums["unread"] += said is None
+            if said is not None:
+                sums[f"{one.kind}s"] += 1
+                sums[f"{one.kind} right"] += (said == 0) == one.right
+                sums[f"{one.kind} first"] += said == 0
+        return sums
+
+    def _metrics(self, asked: Sequence[Question], read: dict[str, float]) -> dict[str, float]:
+        metrics = {f"judging/{kind}s": float(sum(one.kind == kind for one in asked)) for kind in KINDS}
+        if read["verdicts"]:
+            metrics["judging/unread_fraction"] = read["unread"] / read["verdicts"]
+        if count := read["points"] + read["pairs"]:
+            first = read["point first"] + read["pair first"]
+            metrics["judging/right_fraction"] = (read["point right"] + read["pair right"]) / count
+            metrics["judging/first_fraction"] = first / count
+        return metrics
+
+    # ---- scores of its own
+
+    def score(self) -> dict[str, float]:
+        """Give the samples that no rule scores what the judge says of them, and return metrics."""
+        rule, run, rows = self.rule, self.run, self.rows
+        column, names = rows.names.index(rule.reward), rows.names
+        samples = {
+            group.key: self._samples(group) for group in groups_of(rows.rollouts) if group.prompt.task == rule.task
+        }
+        found = [(place, value) for place, value in self._judged(samples).items()]
+        table = gather_rows(torch.tensor(found, dtype=torch.float64).reshape(-1, 2), run.accelerator).cpu()
+        known = column_of(rows, names.index(rule.verifier)) if rule.verifier else {}
+        values = dict(zip(table[:, 0].long().tolist(), table[:, 1].tolist(), strict=True))
+        first = 0
+        for place, part in enumerate(rows.scores):
+            here = [(row - first, value) for row, value in values.items() if first <= row < first + len(part.values)]
+            rows.scores[place] = with_values(part, here, column, self._watched())
+            first += len(part.values)
+        scored = {row: value for row, value in values.items() if value == value}
+        metrics = {"judging/scored": float(len(scored)), "judging/unscored": float(len(values) - len(scored))}
+        if scored:
+            metrics["judging/score"] = fmean(scored.values())
+        keys = torch.cat([part.keys["prompt"] for part in rows.decisions]).tolist()
+        of_groups: dict[int, list[int]] = {}
+        for row in sorted(scored.keys() & known.keys()):
+            of_groups.setdefault(keys[row], []).append(row)
+        pairs = [agreement([scored[r] for r in some], [known[r] for r in some]) for some in of_groups.values()]
+        if count := sum(count for _, count in pairs):
+            metrics["judging/agreement"] = sum(right for right, _ in pairs) / count
+        return metrics
+
+    def _watched(self) -> list[bool]:
+        """Of which rewards a value stays: those of weight 0."""
+        scorers = self.rows.scorers
+        return [scorers[place % len(scorers)].weight == 0 for place in range(len(self.rows.names))]
+
+    def _samples(self, group: Group) -> list[tuple[int, str, Prompt]]:
+        """Place and text of the samples of a group."""
+        found = []
+        for rollout, places in zip(self.rows.rollouts, self.rows.places, strict=True):
+            keys, origins = rollout.decisions.keys["prompt"].tolist(), rollout.decisions.origin.tolist()
+            for row, place in enumerate(places.tolist()):
+                if keys[row] == group.key and origins[row] == OWN:
+                    text = text_of(rollout, row)
+                    shown = answer_in(text) if self.rule.shown == "answer" else text
+                    found.append((place, shown, group.prompt))
+        return found
+
+    def _judged(self, samples: dict[int, list[tuple[int, str, Prompt]]]) -> dict[int, float]:
+        """What the judge gives to samples of this rank, by place; NaN for what could not be read."""
+        rule, run = self.rule, self.run
+        orders = dict[int, list[tuple[int, str, Prompt]]]()
+        for key, some in samples.items():
+            if rule.together:
+                order = torch.randperm(len(some), generator=stream(run.seed, "judging order", run.round, key)).tolist()
+                orders[FIRST_JUDGED + key] = [some[place] for place in order]
+            else:
+                orders |= {(FIRST_JUDGED + key) * MEMBERS + place: [one] for place, one in enumerate(some)}
+        if not orders:
+            return {}
+        prompts = [scoring(some[0][2], [text for _, text, _ in some], rule, self.rubric) for some in orders.values()]
+        request = self._request(prompts, [*orders], rule.samples, "own")
+        with self._drawing(rule.network):
+            rollout = run.policy.rollout(request)
+        found: dict[int, list[float]] = {place: [] for some in orders.values() for place, _, _ in some}
+        for row, slot in enumerate(rollout.decisions.keys["prompt"].tolist()):
+            if int(rollout.decisions.origin[row]) != OWN:
+                continue
+            text, some = text_of(rollout, row), orders[slot]
+            if rule.together:
+                read = scores_in(text, len(some), rule.low, rule.high)
+            elif self.rubric:
+                read = scores_in(text, 1, 0.0, points_of(self.rubric))
+            else:
+                said = verdict(text, rule.words)
+                read = None if said is None else [1.0 - said]
+            for (place, _, _), value in zip(some, read or (), strict=False):
+                found[place].append(value)
+        return {place: fmean(values) if values else torch.nan for place, values in found.items()}
+
+    def rewritten(self) -> list[str]:
+        """The rubric that the meta network makes of samples and their scores, the same on all ranks; none where what it
+        writes has no points."""
+        rule, run, rows = self.rule, self.run, self.rows
+        scored = column_of(rows, rows.names.index(rule.reward))
+        groups = [group for group in groups_of(rows.rollouts) if group.prompt.task == rule.task]
+        mine = {place: (text, prompt) for group in groups for place, text, prompt in self._samples(group)}
+        every = sorted({place for place in scored if self._is_open(place)})
+        order = torch.randperm(len(every), generator=stream(run.seed, "rubric", run.round, self.number)).tolist()
+        chosen = {every[place] for place in order[: rule.read]}
+        asked = {
+            place: proposing(mine[place][1], mine[place][0], scored[place], self.rubric)
+            for place in sorted(chosen & mine.keys())
+        }
+        proposals = self._written([*asked.values()], [FIRST_JUDGED + place for place in asked], "proposed")
+        proposals = [one for one in gather_texts(proposals, run.accelerator) if points_of(one)]
+        if not proposals:
+            return []
+        # All ranks draw, since their weights may be divided among them; what the first one wrote counts.
+        made = self._written([merging(proposals)], [0], "merged")
+        [rubric] = gather_texts(made if run.accelerator.is_main_process else [], run.accelerator)
+        return [rubric] if points_of(rubric) else []
+
+    def _is_open(self, place: int) -> bool:
+        """Whether a gathered row is one that this rule scores."""
+        first = 0
+        for part in self.rows.decisions:
+            if place < first + part.rows:
+                index, origin = int(part.fields["prompt_index"][place - first]), int(part.origin[place - first])
+                return origin == OWN and index >= 0 and self.run.prompts[index].task == self.rule.task
+            first += part.rows
+        return False
+
+    def _written(self, prompts: Sequence[Prompt], slots: Sequence[int], use: str) -> list[str]:
+        """What the meta network writes for prompts."""
+        if not prompts:
+            return []
+        request = self._request(prompts, slots, 1, use)
+        request = replace(request, sampling={**request.sampling, "max_tokens": float(self.rule.rubric_tokens)})
+        with self._drawing(self.rule.meta):
+            rollout = self.run.policy.rollout(request)
+        kept = [row for row, origin in enumerate(rollout.decisions.origin.tolist()) if origin == OWN]
+        return [text_of(rollout, row) for row in kept]
+
+    @contextmanager
+    def _drawing(self, network: str) -> Iterator[None]:
+        """The present network is that of a name; empty: as it is."""
+        if not network:
+            yield
+            return
+        with self.run.policy.networks.drawing(network):
+            yield
+
+    def _request(self, prompts: Sequence[Prompt], slots: Sequence[int], size: int, use: str) -> Request:
+        request, run = self.rows.request, self.run
+        sampling = {**request.sampling, **({"max_tokens": float(self.rule.tokens)} if self.rule.tokens else {})}
+        seed = derive(run.seed, use, run.round, self.number)
+        return replace(request, prompts=prompts, slots=slots, group_size=size, seed=seed, sampling=sampling)
+
+
+MEMBERS = 1 << 16
+"""Numbers that a group has for questions about single samples."""
+
+READ: tuple[str, ...] = (
+    "verdicts",
+    "unread",
+    "points",
+    "pairs",
+    "point right",
+    "pair right",
+    "point first",
+    "pair first",
+)
+
+
+def text_of(rollout: Rollout, row: int) -> str:
+    """What a row says."""
+    output = rollout.outputs[row]
+    assert isinstance(output, Text)
+    return output.whole
+
+
+def column_of(rows: RoundRows, column: int) -> dict[int, float]:
+    """The valid values of a reward by place."""
+    found, first = dict[int, float](), 0
+    for part in rows.scores:
+        for row in part.valid[:, column].nonzero()[:, 0].tolist():
+            found[first + row] = float(part.values[row, column])
+        first += len(part.values)
+    return found
+
+
+def with_values(
+    scores: RewardScores, values: Sequence[tuple[int, float]], column: int, kept: Sequence[bool]
+) -> RewardScores:
+    """The scores of which some rows have a value in a column, NaN for a failure, and in all others but those ``kept``
+    none, as of rewards that abstain."""
+    made = RewardScores(scores.values.clone(), scores.valid.clone(), scores.abstentions.clone())
+    others = torch.tensor([place != column and not one for place, one in enumerate(kept)])
+    assert made.abstained is not None
+    for row, value in values:
+        made.values[row, others], made.valid[row, others], made.abstained[row, others] = 0.0, False, True
+        known = value == value
+        made.values[row, column], made.valid[row, column] = value if known else 0.0, known
+        made.abstained[row, column] = False
+    return made
+
+
+def callbacks(choices: Choices) -> list[Callback]:
+    """What the settings ask for."""
+    return [Judges()]
