@@ -418,7 +418,8 @@ def make_trainer(
         *config.eval.groups,
         *(KEYS if offline or config.data.comparison or reads_answers(loss) else ()),
     }
-    unread = ignored(inputs.keys, inputs.rows, rewards, used, owner, inputs.policy)
+    readers = [*rewards, *values_of(sections_of(config)).get("sampling.tools", ())]
+    unread = ignored(inputs.keys, inputs.rows, readers, used, owner, inputs.policy)
     if unread and accelerator.is_main_process:
         print(unread, flush=True)
     if loss.needs_reference:

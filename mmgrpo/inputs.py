@@ -187,17 +187,17 @@ def keys_of_reward(spec: Any) -> frozenset[str] | None:
 def ignored(
     keys: Mapping[str, int],
     rows: int,
-    rewards: Sequence[Any],
+    readers: Sequence[Any],
     fields: Set[str],
     owner: Family | None,
     policy: object = None,
 ) -> str:
-    """The keys of rows that neither the family (or the ``policy`` of no family), nor a reward, nor the algorithm or the
-    evaluation (their ``fields``) reads, in words; empty if there are none."""
+    """The keys of rows that neither the family (or the ``policy`` of no family), nor a reward or tool of ``readers``,
+    nor algorithm or evaluation (their ``fields``) reads, in words; empty if there are none."""
     if not keys:
         return ""
     read = keys_of_family(owner) if owner else words_of(Path(inspect.getfile(type(policy))))
-    left = unread(keys, [read, frozenset(fields), *map(keys_of_reward, rewards)])
+    left = unread(keys, [read, frozenset(fields), *map(keys_of_reward, readers)])
     if not left:
         return ""
     return f"data: {in_words(left, rows)}: read by nothing, neither the model nor a reward, so ignored; {HINT}"

@@ -46,7 +46,7 @@ SAMPLING: Mapping[str, tuple[Declaration, ...]] = {
     ),
     "sampling.tools": (
         excludes(
-            *("sampling.tree", "sampling.states", "sampling.variants", "sampling.contrast", BEAM),
+            *("sampling.tree", "sampling.states", "sampling.contrast", BEAM, where("sampling.variants", "prefixes")),
             *("data.reference_in_group", "data.offline", "rollout.max_staleness", *FURTHER_ROWS),
             where("model.family", SUPPRESSING),
             *reading(

@@ -18,7 +18,7 @@ from mmgrpo.policies.token_model import Query, Sequences
 from mmgrpo.policies.token_passes import TokenPasses
 from mmgrpo.policies.walks import Addition
 from mmgrpo.randomness import stream
-from mmgrpo.types import Prompt, Request
+from mmgrpo.types import Media, Prompt, Request
 
 VARIANTS = table_of("variants")
 """Forms of a prompt among which its group is divided; all of them are trained. A block returns the forms, each with its
@@ -72,6 +72,22 @@ def both_orders(prompt: Prompt) -> list[Form]:
 
 
 @block(VARIANTS)
+def frame_ladder(prompt: Prompt, *, frames: Sequence[int], pixels: Sequence[int]) -> list[Form]:
+    """The question with its videos read on each rung of a ladder, ``frames[k]`` frames of at most ``pixels[k]`` pixels,
+    from few large ones to many small ones; rungs are numbered from 0, which is ``meta.variant`` too. Dynamic resolution
+    frame sampling of FrameMind (arXiv:2509.24008), whose rungs were not found."""
+    if not frames or len(frames) != len(pixels) or any(one < 1 or one % 2 for one in frames) or min(pixels) < 1:
+        raise ValueError(
+            f"frame_ladder: got frames {[*frames]} and pixels {[*pixels]}, expected as many of both, frames even and "
+            "above 0, as models merge them in pairs"
+        )
+    if not any(medium.kind == "video" for medium in prompt.media):
+        raise ValueError(f"frame_ladder: prompt '{prompt.id}' has no video, expected one; leave out sampling.variants")
+    rungs = enumerate(zip(frames, pixels, strict=True))
+    return [Form(_read_at(prompt, k, {"frames": many, "max_pixels": large}), float(k)) for k, (many, large) in rungs]
+
+
+@block(VARIANTS)
 def prefixes(prompt: Prompt, count: int, generator: torch.Generator, column: str = "prefixes") -> list[Form]:
     """Completions that begin with stored beginnings of a teacher's solutions, the nodes of its search tree: Tree-OPO
     (arXiv:2509.09284). Where a prompt has more than its group has members, as many are drawn anew in every round.
@@ -116,6 +132,21 @@ def _nodes(prompt: Prompt, column: str) -> list[tuple[str, float]]:
             "data, or name another, sampling.variants: prefixes(column=...)"
         )
     return [*nodes.items()]
+
+
+def _read_at(prompt: Prompt, variant: int, options: Mapping[str, int]) -> Prompt:
+    """The prompt with these options of its videos, in place of the number or rate of frames that they have."""
+
+    def changed(part: str | Media) -> str | Media:
+        if isinstance(part, str) or part.kind != "video":
+            return part
+        # Of frames in files the rate says when they are.
+        replaced = {"frames"} if isinstance(part.source, tuple) else {"frames", "fps"}
+        kept = {name: value for name, value in part.options.items() if name not in replaced}
+        return replace(part, options={**kept, **options})
+
+    turns = tuple(replace(turn, parts=tuple(map(changed, turn.parts))) for turn in prompt.turns)
+    return replace(prompt, turns=turns, meta={**prompt.meta, "variant": variant})
 
 
 def _asked(prompt: Prompt, text: str, **meta: int) -> Prompt:

@@ -26,6 +26,10 @@ TILE = 8
 BLOCK = 4
 """Width and height of what the overview shows as one colour."""
 
+SHADE = 64
+"""By how much the paper has less red in the right column, and less green in the lower row: a small model reads from it
+where a tile is, as from ``questions.PAPER``."""
+
 Tile = tuple[str, str]
 """Colour and pattern."""
 
@@ -45,16 +49,18 @@ def content(random: np.random.Generator) -> tuple[Tile, ...]:
     return tuple(zip(colours, patterns, strict=True))
 
 
-def tile(colour: str, pattern: str) -> UInt8[np.ndarray, "8 8 3"]:
-    """A tile from near, its pattern in its colour on white."""
-    place = np.arange(TILE)
-    inked = PATTERNS[pattern](place[:, None], place[None]) % 2 == 1
-    return np.where(inked[..., None], COLOURS[colour], 255).astype(np.uint8)
+def tile(tiles: Sequence[Sequence[str]], place: int) -> UInt8[np.ndarray, "8 8 3"]:
+    """One of the tiles from near, its pattern in its colour on paper."""
+    (colour, pattern), (row, column) = tiles[place], divmod(place, 2)
+    at = np.arange(TILE)
+    inked = PATTERNS[pattern](at[:, None], at[None]) % 2 == 1
+    paper = 255 - SHADE * column, 255 - SHADE * row, 255
+    return np.where(inked[..., None], COLOURS[colour], paper).astype(np.uint8)
 
 
-def whole(tiles: Sequence[Tile]) -> UInt8[np.ndarray, "16 16 3"]:
+def whole(tiles: Sequence[Sequence[str]]) -> UInt8[np.ndarray, "16 16 3"]:
     """The image with all that there is to see."""
-    drawn = [tile(*one) for one in tiles]
+    drawn = [tile(tiles, place) for place in range(4)]
     return np.concatenate([np.concatenate(drawn[:2], 1), np.concatenate(drawn[2:], 1)])
 
 

@@ -34,7 +34,7 @@ class Peek:
             if value not in range(1, SIDE + 1):
                 raise ValueError(f"got {name} {value}, expected 1 to {SIDE}")
         self.seen.append(SIDE * (row - 1) + column - 1)
-        return image(tile(*self.tiles[self.seen[-1]]))
+        return image(tile(self.tiles, self.seen[-1]))
 
     def state(self) -> list[int]:
         """The tiles that were seen."""

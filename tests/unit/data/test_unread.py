@@ -83,6 +83,13 @@ def turn(role: str) -> dict[str, str]:
     return {"role": role, "content": "a"}
 
 
+def test_a_class_of_tools_reads_what_its_reset_takes_from_the_row():
+    keys = {"tiles": 2, "asked": 2, "level": 2}
+    readers = ["task", "pipelines.vlm.peek:Peek"]
+    assert "'level'" in (text := ignored(keys, 2, readers, set(), families()["qwen_vl"])) and "tiles" not in text
+    assert "'tiles'" in ignored(keys, 2, readers[:1], set(), families()["qwen_vl"])
+
+
 def test_a_rewards_own_file_and_a_server_may_read_other_keys(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(

@@ -1140,6 +1140,26 @@ def test_a_template_without_ends_or_answers_is_refused(old):
         ChatTemplate(tokenizer, {"tools": schemas([look])}).reply(["1"])
 
 
+# ---- forms of a prompt
+
+
+def test_a_group_is_divided_among_forms_each_of_which_goes_on_with_its_own_turns():
+    """All forms of a prompt are one group, scored as they were drawn, with tools in each."""
+    told = [replace(one, text=f"{one.text} seven") for one in PROMPTS]
+    policy = policy_of(variants="instructions(texts=['', 'seven'])")
+    made = rollout(policy, size=16)
+    forms = made.decisions.fields["variant"]
+    assert forms.tolist() == ([0.0] * 8 + [1.0] * 8) * len(PROMPTS)
+    assert made.decisions.keys["prompt"].tolist() == [slot for slot in range(len(PROMPTS)) for _ in range(16)]
+    assert [one.text for one in made.prompts] == [
+        one.text for pair in zip(PROMPTS, told) for one in pair for _ in range(8)
+    ]
+    both = texts(made)
+    assert all(any(one.calls for one in both[start : start + 8]) for start in range(0, len(both), 8))
+    mask = made.decisions.decision_mask
+    torch.testing.assert_close(rescored(policy, made)[mask], made.decisions.log_probs[mask], rtol=0, atol=1e-5)
+
+
 # ---- what does not go with them
 
 
@@ -1150,7 +1170,7 @@ def test_a_template_without_ends_or_answers_is_refused(old):
         ({"tree": "text_tree(children=2, depth=2, tokens=2)"}, "sampling.tree"),
         ({"states": "judged"}, "sampling.states"),
         ({"contrast": "paraphrase"}, "sampling.contrast"),
-        ({"variants": "budgets(tokens=[1, 2])"}, "sampling.variants"),
+        ({"variants": "prefixes()"}, "sampling.variants"),
         ({"reference_in_group": True}, "data.reference_in_group"),
         ({"divergence": True}, "algorithm.credit"),
     ],

@@ -33,7 +33,7 @@ ASKED: dict[str, Any] = {
 TOGETHER = [
     *[{"reference_in_group", other} for other in ("search", "contrast", "divergence", "states")],
     *[{"states", other} for other in ("search", "variants", "contrast", "divergence")],
-    *[{"variants", "contrast"}, {"variants", "divergence"}, {"contrast", "divergence"}],
+    *[{"variants", "contrast"}, {"variants", "divergence"}, {"contrast", "divergence"}, {"variants", "tools"}],
 ]
 """Every other pair is refused."""
 SETTINGS = {name: f"sampling.{name}" for name in PARTS} | {

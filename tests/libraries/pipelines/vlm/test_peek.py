@@ -22,7 +22,7 @@ def begun(asked: int = 2) -> Peek:
 @pytest.mark.parametrize(("row", "column", "place"), [(1, 1, 0), (1, 2, 1), (2, 1, 2), (2, 2, 3)])
 def test_a_look_shows_the_tile_of_its_row_and_column(row, column, place):
     made = begun()
-    assert torch.equal(made.look(row, column).pixels, image(tile(*TILES[place])).pixels)
+    assert torch.equal(made.look(row, column).pixels, image(tile(TILES, place)).pixels)
     assert made.state() == [place] and made.reward() == (place == 2)
 
 
