@@ -133,6 +133,8 @@ class TokenPasses:
         self.sampling_dtype, self.memory = sampling_dtype, memory
         self.share_prefix, self.logits_chunk_size = memory.share_prefix, memory.logits_chunk_size
         self.engine: Drawer | None = None
+        self.guide: Search | None = None
+        """What draws the next token in the place of sampling, while it is set."""
         self.feature_cache = FeatureCache(memory.features_kept)
         self.shown_cache = ShownCache()
         self.device = torch.device(device)
@@ -190,6 +192,7 @@ class TokenPasses:
         draws in the place of the network, which encodes frozen media all the same. ``tempers`` change the log-probs of
         the next token that is drawn."""
         seed, temperature, max_tokens = drawing.seed, drawing.temperature, drawing.max_tokens
+        search = search or self.guide
         context = self._context(queries)
         dtype, divisor = AUTOCAST.get(self.sampling_dtype), temperature or 1.0
 

@@ -12,7 +12,7 @@ from mmgrpo.config.schedules import Schedule, named
 from mmgrpo.config.settings import Optim
 from mmgrpo.prompts.drawing import Sampling
 from mmgrpo.rounds.callback import Callback, Choices
-from mmgrpo.runtime.networks import is_critic, is_prompt_value
+from mmgrpo.runtime.networks import is_critic, is_guide, is_prompt_value
 from mmgrpo.scoring import Scorer
 from mmgrpo.update import LossRecipe
 
@@ -28,6 +28,7 @@ METHODS: Mapping[str, Callable[[Choices], Any]] = {
     "reward_weights": lambda choices: choices.weighting,
     "networks": lambda choices: choices.loss.networks,
     "critic": lambda choices: any(map(is_critic, choices.loss.networks)),
+    "guidance": lambda choices: any(map(is_guide, choices.loss.networks)),
     "prompt_value": lambda choices: any(map(is_prompt_value, choices.loss.networks)),
     "reward_gradients": lambda choices: "gradient_reward" in choices.loss.scores or choices.reward_drift,
     "entropy_temperature": lambda choices: choices.temperature_by_entropy,

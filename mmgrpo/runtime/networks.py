@@ -27,7 +27,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from mmgrpo.config.names import nearest
-from mmgrpo.config.ranges import COUNT, COUNT_OR_ZERO, POSITIVE, UPPER_BOUND, within
+from mmgrpo.config.ranges import ANY_NUMBER, COUNT, COUNT_OR_ZERO, POSITIVE, UPPER_BOUND, within
 from mmgrpo.config.registry import Bound, bind_scheduled, block, table_of
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.checkpoint import STATE, flatten_optimizer, load_checkpoint, restore_optimizer
@@ -179,6 +179,27 @@ def prompt_value(
     ``updates`` steps of an AdamW of its own (PCL, 2510.01135, whose rate was not found;
     ``mmgrpo/rounds/prompt_value.py``)."""
     return Move()
+
+
+@block(NETWORKS, requires={"hidden_states": {}})
+def guide(
+    *,
+    start: str,
+    beta: Annotated[float, ANY_NUMBER],
+    name: str = "guide",
+    critic: str = "critic",
+    top: Annotated[int, COUNT] = 20,
+) -> Move:
+    """A critic of another run of the same model, from its checkpoint ``start``, that guides the samples of evaluations:
+    of the ``top`` most likely next tokens, log p + beta (V - mean V), V the value of the text with the token. Several
+    guides, each with a ``name`` of its own, are added. Value-augmented sampling (2405.06639; 20), whose critic learns
+    from samples of the frozen policy (``critic(lr=..., lam=0.95, warmup=...)`` for all steps of that run)."""
+    return Move()
+
+
+def is_guide(rule: Bound) -> bool:
+    """Whether a rule is a value network that guides samples."""
+    return rule.block.fn is guide
 
 
 def is_critic(rule: Bound) -> bool:
