@@ -184,9 +184,9 @@ def returns_of(
     lam: float,
 ) -> tuple[Matrix, Mask]:
     """What a critic learns for a credit of this file, A + V with a lambda of its own, and where: before every decision,
-    or before the first one of every turn."""
+    or before the first one of every turn. For another credit, beside which a critic is a classifier: with gamma 1."""
     given = {name: one.default for name, one in credit.block.parameters.items()} | dict(credit.parameters)
-    gamma, value, rewards = given["gamma"], fields["value"], fields["token_rewards"]
+    gamma, value, rewards = given.get("gamma", 1.0), fields["value"], fields["token_rewards"]
     if "turn" not in credit.block.needs:
         if SHARES in credit.block.needs:
             rewards = rewards + shared_out(totals, decision_mask, fields[SHARES], given["beta"])

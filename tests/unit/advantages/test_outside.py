@@ -60,6 +60,7 @@ def inputs(outside: bool) -> dict[str, Any]:
         "variant": torch.tensor([512.0, 512, 2560, 2560, 512, 512, 2560]),
         "prefix_end": torch.tensor([2560.0, 512, 2560, 2560, 2560, 512, 2560]),
         "prefix_parent": torch.tensor([0.0, 512, 512, 512, 0, 512, 512]),
+        "group_share": torch.tensor([0.9, 0.2, 0.5, 0.6, 0.3, 0.8, 0.4], dtype=torch.float64),
         "prefix_value": torch.tensor([0.25, 0.5, 0.25, 1.0, 0.5, 0.0, 1.0], dtype=torch.float64),
         "entropy": torch.rand(INSIDE, 2, generator=generator, dtype=torch.float64),
         "decision_mask": torch.ones(INSIDE, 2, dtype=torch.bool),

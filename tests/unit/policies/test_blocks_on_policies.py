@@ -140,8 +140,10 @@ NETWORKS_OF = {
     "tdm_r1": [f"learner(name='{name}', objective='fake_score', lr=1e-3)" for name in ("fake", "surrogate")],
     **{name: ["frozen(path='{path}')"] for name in ("distillation", "distillation_step", "distillation_velocity")},
     **{name: ["average(name='teacher', start=1.0, most=1.0)"] for name in ("token_rewards", "visual_distillation")},
+    **{name: ["critic(lr=1e-3, classes=1.0)"] for name in ("classified_invariant", "classified_high")},
+    "nearest_predicted": ["prompt_value(lr=1e-3)"],
 }
-"""Networks that objectives compare with."""
+"""Networks that objectives compare with, and whose numbers blocks read."""
 
 
 def other_run(folder: Path) -> Path:
