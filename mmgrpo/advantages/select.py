@@ -142,6 +142,25 @@ def gfpo(
 
 
 @block(BEFORE, level="group")
+def contrast(values: Values, key: Key, keep: Rows, length: Key, *, count: Annotated[int, COUNT]) -> Rows:
+    """The ``count`` best rows of each group, of equal ones the shortest, and the ``count`` worst, of equal ones the
+    longest: what is right and brief against what is wrong and long. The rule is ours, for the selection by reward and
+    length of reasoning that DCPO of ChatShopBuddy names (arXiv:2603.06065), whose own was not found.
+
+    Rewards 1, 1, 0, 0 of lengths 10, 30, 10, 30 and one of each: the first and the last row.
+    """
+    best, worst = _ordered(-values, length), _ordered(values, -length)
+    return keep & ((groups.group_rank(best, key, keep) < count) | (groups.group_rank(worst, key, keep) < count))
+
+
+def _ordered(first: Values, second: Key) -> Values:
+    """The place of each row in the order by the first number, and by the second where that is equal."""
+    order = second.argsort(stable=True)
+    order = order[first[order].argsort(stable=True)]
+    return torch.empty_like(first).scatter_(0, order, torch.arange(len(order), device=first.device).to(first.dtype))
+
+
+@block(BEFORE, level="group")
 def consistent(
     values: Values,
     raw: Float[Tensor, "B R"],

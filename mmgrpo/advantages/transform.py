@@ -25,7 +25,7 @@ from mmgrpo.advantages import groups
 from mmgrpo.advantages.combine import Names, Streams
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.select import soft_means
-from mmgrpo.config.ranges import ANY_NUMBER, COUNT, COUNT_OR_ZERO, POSITIVE, one_of, within
+from mmgrpo.config.ranges import ANY_NUMBER, COUNT, COUNT_OR_ZERO, FRACTION, POSITIVE, one_of, within
 from mmgrpo.config.registry import block, table_of
 from mmgrpo.types import COUNTED
 
@@ -227,6 +227,42 @@ def gate(
     if least == -math.inf and most == math.inf:
         raise ValueError("gate: got no bound, expected least, most or both; without one it changes nothing")
     return _where_outside(values, torch.full_like(values, floor), raw, names, by, of, least, most)
+
+
+@block(TRANSFORMS, level="group")
+def saving(
+    values: Streams,
+    raw: Streams,
+    names: Names,
+    stat: Rows,
+    *,
+    by: str,
+    coefficient: Annotated[float, FRACTION] = 0.5,
+    low: Annotated[float, FRACTION] = 0.05,
+    high: Annotated[float, FRACTION] = 0.95,
+    of: str = "",
+) -> Streams:
+    """(1 - c) r + c s where r > 0, and r elsewhere: what was saved counts for right samples alone. s = 1 - (sqrt(p) -
+    q_low) / (q_high - q_low) within 0 and 1, p the cost ``by`` as it was scored, q the quantiles of sqrt(p) over the
+    samples of the round; .5 where these are equal. Router-R1 (arXiv:2506.09033), whose code has quantiles of the last
+    1000 samples; its c is ``coefficient``. A sample whose cost is not known keeps r.
+
+    Costs 0, 1, 4 and 9 between the quantiles 0 and 1: s = 1, 2/3, 1/3, 0; r = 1 and c = .5: 1, 5/6, 2/3, 1/2.
+    """
+    if low > high:
+        raise ValueError(f"saving: low: got {low}, expected at most high ({high})")
+    cost = raw[:, list(names).index(by)]
+    if bool((cost[stat] < 0).any()):
+        raise ValueError(f"saving: by: reward '{by}' gave a cost below 0, expected what was paid")
+    root, known = cost.clamp(min=0).sqrt(), stat & ~cost.isnan()
+    if not bool(known.any()):
+        return values
+    ends = torch.quantile(root[known].double(), torch.tensor([low, high], dtype=torch.float64, device=root.device))
+    first, width = float(ends[0]), float(ends[1] - ends[0])
+    saved = 1 - ((root - first) / width).clamp(0, 1) if width >= 1e-8 else torch.full_like(root, 0.5)
+    mixed = torch.where(values > 0, (1 - coefficient) * values + coefficient * saved[:, None], values)
+    others = torch.tensor([name.partition("@")[0] != by for name in names], device=values.device)
+    return _changed(values, torch.where(others, mixed, values), names, of)
 
 
 @block(TRANSFORMS, level="row")

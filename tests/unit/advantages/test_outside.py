@@ -23,6 +23,8 @@ PARAMETERS = {
     "noisy_forward": "noisy_forward(false_negative=0.2)",
     "drop_outliers": "drop_outliers(limit=1.2)",
     "gfpo": "gfpo(count=2)",
+    "contrast": "contrast(count=1)",
+    "saving": "saving(by='b', of='a')",
     "max_variance": "max_variance(count=2)",
     "balanced": "balanced(count=2)",
     "first": "first(count=2)",

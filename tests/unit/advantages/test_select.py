@@ -43,6 +43,17 @@ def test_efficiency_is_per_token_from_the_first_and_an_empty_row_counts_as_one_t
     assert select("gfpo(count=1, metric='efficiency')", [0.5, 0.8, 0.2], length=[1, 2, 0]).tolist() == [1, 0, 0]
 
 
+def test_what_is_right_and_brief_is_contrasted_with_what_is_wrong_and_long():
+    rows = [1.0, 1.0, 0.0, 0.0]
+    assert select("contrast(count=1)", rows, length=[10, 30, 10, 30]).tolist() == [True, False, False, True]
+    assert select("contrast(count=2)", rows, length=[10, 30, 10, 30]).all()
+    # the reward goes before the length; groups are by themselves
+    made = select(
+        "contrast(count=1)", [0.5, 1.0, 0.0, 1.0, 0.0, 0.0], key=[0, 0, 0, 1, 1, 1], length=[1, 90, 2, 5, 7, 6]
+    )
+    assert made.tolist() == [False, True, True, True, True, False]
+
+
 def test_gfpo_refuses_an_unknown_metric_by_name():
     with pytest.raises(ValueError, match="metric.*gfpo.*'brevity'"):
         select("gfpo(count=2, metric='brevity')", [1.0, 0], length=[1, 2])

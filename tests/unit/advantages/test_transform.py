@@ -99,3 +99,43 @@ def test_a_soft_threshold_is_flat_above_and_steep_far_below():
     assert made == pytest.approx([0.086764, 0.422459, 0.59639, 0.8, 0.801823], abs=5e-6)
     near = transformed("soft_threshold", [[0.8 - 1e-6], [0.8], [0.8 + 1e-6]])[:, 0]
     assert ((near[1:] - near[:-1]) / 1e-6).tolist() == pytest.approx([0.58198, 0.01], rel=1e-3)
+
+
+def saved(text, rows):
+    values = real(rows)
+    inputs = {
+        "values": values,
+        "raw": values,
+        "names": ("right", "paid"),
+        "stat": torch.ones(len(rows), dtype=torch.bool),
+    }
+    return bind(text, TRANSFORMS, "transform")(inputs)
+
+
+def test_what_was_saved_counts_for_right_samples_alone():
+    """Router-R1: .5 of a right answer and .5 of what it saved; .5 (1 + .8) = .9 where that is .8."""
+    text = "saving(by='paid', coefficient=0.5, low=0, high=1)"
+    assert saved(text, [[1, 0], [1, 1], [1, 4], [1, 9]])[:, 0].tolist() == pytest.approx([1, 5 / 6, 2 / 3, 1 / 2])
+    assert saved(text, [[1, 0], [0, 0], [-1, 0], [1, 25], [1, 1]])[:, 0].tolist() == pytest.approx([1, 0, -1, 0.5, 0.9])
+    assert saved(text, [[1, 4], [0.5, 4]])[:, 0].tolist() == [0.75, 0.5]  # nothing is cheaper than anything
+    assert saved("saving(by='paid', coefficient=0)", [[1, 1], [1, 9]])[:, 0].tolist() == [1, 1]
+    assert saved(text, [[1, math.nan], [1, 1], [1, 0]])[:, 0].tolist() == [1, 0.5, 1]
+    assert saved(text, [[1, 1], [1, 9]])[:, 1].tolist() == [1, 9]
+    # the quantiles .05 and .95 of the roots 0, 1, ..., 20 are 1 and 19
+    rows = [[1, number**2] for number in range(21)]
+    assert saved("saving(by='paid')", rows)[[0, 1, 10, 19, 20], 0].tolist() == pytest.approx([1, 1, 0.75, 0.5, 0.5])
+    with pytest.raises(ValueError, match="saving.*'paid'.*below 0"):
+        saved(text, [[1, -1]])
+
+
+def test_a_wrong_format_goes_before_the_answer_and_what_it_saved():
+    values = real([[1, 4, 1], [1, 4, 0], [0, 1, 1]])
+    inputs = {
+        "values": values,
+        "raw": values,
+        "names": ("right", "paid", "format"),
+        "stat": torch.ones(3, dtype=torch.bool),
+    }
+    for text in ("saving(by='paid', low=0, high=1, of='right')", "gate(by='format', least=1, floor=-1, of='right')"):
+        inputs["values"] = bind(text, TRANSFORMS, "transform")(inputs)
+    assert inputs["values"][:, 0].tolist() == [0.5, -1, 0]
