@@ -5,7 +5,7 @@
 
 The policy asks one of them, reads its answer, and asks another or answers itself, as in Router-R1 (arXiv:2506.09033).
 What it has paid is the reward ``tool_reward``, of weight 0, and the transform ``saving`` takes it from right answers.
-The models here are tables of facts; a class of one's own calls services, and raises ``WorldFailed`` where they are gone.
+The models here are tables of facts; a class of your own calls services, and raises ``WorldFailed`` where one is gone.
 """
 
 from __future__ import annotations

@@ -17,6 +17,9 @@ NEAR = 140
 NEAR_FRACTION = 0.14
 """Fraction of the screen within which TON counts a click as one on the gold position."""
 
+PLACED = ("click", "swipe")
+"""Actions of Mobile-R1 that have a place."""
+
 TEXT_ACTIONS = ("type", "select", "scroll")
 """Actions whose ``input_text`` GUI-R1 compares."""
 
@@ -33,6 +36,23 @@ def ui_r1(answer: str, prompt: Prompt, output: Text) -> float:
     if prediction is None or prediction["action"] != gold["action"]:
         return 0.0
     return 1.0 + (prediction["action"] != "click" or _hit(prediction, gold["box"], prompt, output))
+
+
+@verifier()
+def mobile_r1(answer: str, prompt: Prompt, output: Text) -> float:
+    """1 for the right action, otherwise 0: a click or swipe whose point, its first one, is in the gold box, any other
+    action that is the gold one in kind and text (the action-level reward of Mobile-R1, arXiv:2506.20332).
+
+    The gold answer is {"action": "click", "box": [x1, y1, x2, y2]}; the edge belongs to the box.
+    """
+    gold, prediction = _gold(prompt), _action(literal(answer))
+    if gold["action"] in PLACED and gold["box"] is None:
+        malformed(prompt, f'"box": [x1, y1, x2, y2] for a {gold["action"]}')
+    if prediction is None or prediction["action"] != gold["action"]:
+        return 0.0
+    if gold["action"] in PLACED:
+        return float(_hit(prediction, gold["box"], prompt, output))
+    return float(prediction["input_text"] == gold["input_text"])
 
 
 @verifier()

@@ -26,5 +26,6 @@ def test_a_question_of_two_steps_costs_what_was_asked():
 
 def test_the_policy_is_told_what_models_know_and_cost():
     (told,) = schemas([Router])
-    assert told["function"]["name"] == "ask" and "hydra the rivers of cities for 0.3" in told["function"]["description"]
+    said = " ".join(told["function"]["description"].split())
+    assert told["function"]["name"] == "ask" and "hydra the rivers of cities for 0.3" in said
     assert sorted(told["function"]["parameters"]["properties"]) == ["about", "model"]

@@ -82,6 +82,22 @@ def test_a_turn_has_one_advantage_from_the_value_before_it():
     assert one_turn[0].tolist() == [0.5, 0.5, 0.0, 0.5]
 
 
+def test_steps_of_a_robot_have_the_advantages_of_vla_rl():
+    """gamma .99, lambda .95; r [0, 0, 1], V [.5, .6, .8]: 1 - .8 = .2; .99 x .8 - .6 + .9405 x .2 = .3801;
+    .99 x .6 - .5 + .9405 x .3801 = .45148. With both 1 it is the return minus the value."""
+    mask, turn = torch.ones(1, 6, dtype=torch.bool), torch.tensor([[0, 0, 1, 1, 2, 2]])
+    value = torch.tensor([[0.5, 7.0, 0.6, 7.0, 0.8, 7.0]]).double()
+    nothing = torch.zeros(1, 6).double()
+    made = credit(turn_gae, value, mask, [1.0], turn=turn, step_rewards=nothing, gamma=0.99, lam=0.95)
+    assert made[0].tolist() == pytest.approx([0.45148, 0.45148, 0.3801, 0.3801, 0.2, 0.2], abs=5e-6)
+    plain = credit(turn_gae, value, mask, [1.0], turn=turn, step_rewards=nothing, gamma=1.0, lam=1.0)
+    assert plain[0, ::2].tolist() == pytest.approx([0.5, 0.4, 0.2])
+    # a process reward of .5 at the end of the first step: .95148
+    step = torch.tensor([[0.0, 0.5, 0.0, 0.0, 0.0, 0.0]]).double()
+    made = credit(turn_gae, value, mask, [1.0], turn=turn, step_rewards=step, gamma=0.99, lam=0.95)
+    assert made[0, ::2].tolist() == pytest.approx([0.95148, 0.3801, 0.2], abs=5e-6)
+
+
 def test_turns_of_one_token_are_decisions():
     turn, nothing = torch.tensor([[0, 1, 2]]), torch.zeros(1, 3).double()
     tokens = credit(gae, VALUE, MASK, [1.0], gamma=0.9)

@@ -101,15 +101,12 @@ def test_a_soft_threshold_is_flat_above_and_steep_far_below():
     assert ((near[1:] - near[:-1]) / 1e-6).tolist() == pytest.approx([0.58198, 0.01], rel=1e-3)
 
 
-def saved(text, rows):
-    values = real(rows)
-    inputs = {
-        "values": values,
-        "raw": values,
-        "names": ("right", "paid"),
-        "stat": torch.ones(len(rows), dtype=torch.bool),
-    }
-    return bind(text, TRANSFORMS, "transform")(inputs)
+def saved(text, rows, *then):
+    raw = values = real(rows)
+    inputs = {"raw": raw, "names": ("right", "paid", "format")[: raw.shape[1]], "stat": raw[:, 0] == raw[:, 0]}
+    for one in (text, *then):
+        values = bind(one, TRANSFORMS, "transform")(inputs | {"values": values})
+    return values
 
 
 def test_what_was_saved_counts_for_right_samples_alone():
@@ -129,13 +126,5 @@ def test_what_was_saved_counts_for_right_samples_alone():
 
 
 def test_a_wrong_format_goes_before_the_answer_and_what_it_saved():
-    values = real([[1, 4, 1], [1, 4, 0], [0, 1, 1]])
-    inputs = {
-        "values": values,
-        "raw": values,
-        "names": ("right", "paid", "format"),
-        "stat": torch.ones(3, dtype=torch.bool),
-    }
-    for text in ("saving(by='paid', low=0, high=1, of='right')", "gate(by='format', least=1, floor=-1, of='right')"):
-        inputs["values"] = bind(text, TRANSFORMS, "transform")(inputs)
-    assert inputs["values"][:, 0].tolist() == [0.5, -1, 0]
+    rows, gate = [[1, 4, 1], [1, 4, 0], [0, 1, 1]], "gate(by='format', least=1, floor=-1, of='right')"
+    assert saved("saving(by='paid', low=0, high=1, of='right')", rows, gate)[:, 0].tolist() == [0.5, -1, 0]

@@ -190,6 +190,23 @@ def test_a_click_is_its_kind_and_its_place(answer, ui, gui):
     assert (value("ui_r1", answer, gold), value("gui_r1", answer, gold)) == (ui, gui)
 
 
+def test_an_action_of_mobile_r1_is_right_in_the_box_or_as_it_is():
+    """Point (15, 12) in the box from 10 to 20, (25, 12) outside of it."""
+    for kind in ("click", "swipe"):
+        gold = {"action": kind, "box": [10, 10, 20, 20]}
+        places = ([15, 12], [20, 10], [25, 12])
+        assert [value("mobile_r1", json.dumps({"action": kind, "point": one}), gold) for one in places] == [1, 1, 0]
+        assert value("mobile_r1", '{"action": "back", "point": [15, 12]}', gold) == 0
+        with pytest.raises(ValueError, match=f".7.*box.*{kind}"):
+            value("mobile_r1", "", {"action": kind})
+    typed = {"action": "type", "input_text": "red cat"}
+    assert [value("mobile_r1", json.dumps(typed | {"input_text": text}), typed) for text in ("red cat", "cat")] == [
+        1,
+        0,
+    ]
+    assert value("mobile_r1", '{"action": "back"}', {"action": "back"}) == 1 and value("mobile_r1", "x", typed) == 0
+
+
 def test_a_click_in_other_coordinates_is_converted():
     gold, meta = {"action": "click", "box": [100, 100, 200, 200]}, {"coordinates": "relative_1000", "size": [400, 200]}
     assert value("ui_r1", '{"action": "click", "point": [750, 375]}', gold, **meta) == 2  # (150, 150)

@@ -70,6 +70,7 @@ GOLD: dict[str, tuple] = {
     "point_in_box": (BOX, "(20, 30)"),
     "ui_r1": (CLICK, POINT),
     "gui_r1": (CLICK, POINT),
+    "mobile_r1": (CLICK, POINT),
     "detection_visual_rft": ([BOX], json.dumps([{"Position": BOX, "Confidence": 1.0}])),
     "detection_ap": (THINGS, json.dumps(THINGS)),
     "detection_ap50": (THINGS, json.dumps(THINGS)),
