@@ -49,6 +49,7 @@ from mmgrpo.types import (
 from tests.building import algorithm_blocks, attached, matching_policy_over, near_one, recipe, rounds_of, trainer
 from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.trees import plain
+from tests.unit.policies.test_beam_search import log_prob_of
 from tests.unit.policies.test_token_policy import token_policy
 
 pytest.importorskip("transformers")
@@ -458,6 +459,23 @@ def test_samples_of_the_reference_are_drawn_by_it_and_are_no_evidence(tmp_path):
     origin = batch.decisions.origin
     assert [int((origin == kind).sum()) for kind in (OWN, GIVEN)] == [8, 4]
     assert made.ledger.entries(WORDS)[0]["draws"] == 4 and bool((totals[origin == GIVEN] >= 0).all())
+
+
+def test_an_experts_action_is_preferred_to_the_policys_own_where_they_differ(tmp_path):
+    """StepAgent, arXiv:2411.03817: it becomes likelier, and nothing changes where the policy does as the expert."""
+
+    def gain(name: str, reward: Any) -> float:
+        policy: Any = token_policy(6, keep_reference=True)
+        (ids,) = [policy.model.spell("b")]
+        before = log_prob_of(policy, WORDS[1], tuple(ids)).item()
+        made = trainer(
+            policy, tmp_path / name, WORDS[1:], reward=reward, steps=2, lr=1e-3, prompts_per_step=1, **blocks
+        )
+        made.fit()
+        return log_prob_of(policy, WORDS[1], tuple(ids)).item() - before
+
+    assert gain("other", says_b) > 0.01
+    assert gain("same", lambda prompts, outputs: [1.0] * len(outputs)) == 0
 
 
 def test_a_corrected_sample_goes_on_or_gives_way(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -128,25 +127,6 @@ def test_a_prompt_without_an_answer_is_named():
         rollout(token_policy(reference_in_group=True), [Prompt("say a", "7")], group_size=2)
     with pytest.raises(ValueError, match="data.group_size"):
         rollout(token_policy(reference_in_group=True), PROMPTS, group_size=1)
-
-
-def test_an_experts_action_is_preferred_to_the_policys_own_where_they_differ(tmp_path: Path):
-    """StepAgent: the expert's action becomes likelier, and nothing changes where the policy does as the expert."""
-    prompt = Prompt("say b c d a", "1", "c b a")
-
-    def gain(name: str, reward: Any) -> float:
-        model = toy(WORDS)
-        model.reference.keep()
-        policy = token_policy_over(model, max_tokens=6, reference_in_group=True)
-        answer = tuple(policy.model.spell("c b a"))
-        before = log_prob_of(policy, prompt, answer).item()
-        sizes = {"prompts_per_step": 1, "group_size": 4, "steps": 2, "lr": 1e-3, "weight_decay": 0.0}
-        made = trainer(policy, tmp_path / name, [prompt], reward=reward, **sizes, **algorithm_blocks("stepagent"))
-        made.fit()
-        return log_prob_of(policy, prompt, answer).item() - before
-
-    assert gain("other", right) > 0.1
-    assert gain("same", lambda prompts, outputs: [1.0] * len(outputs)) == 0
 
 
 def test_beams_and_the_answer_make_one_group():

@@ -93,6 +93,7 @@ def output(draw: random.Random) -> Text | Image | Video | Audio:
             turns,
             calls,
             draw.choice([None, 0.5]),
+            word(draw),
         ),
         lambda: Image(tensor(draw, 3, *sizes[:2]), word(draw)),
         lambda: Video(
