@@ -75,7 +75,8 @@ class PromptValues(Callback):
             def error(at: Places, output: Tensor, first: bool = update == 0) -> Tensor:
                 gap = target[at] - output[:, 0]
                 if first:
-                    sums.add_(torch.stack([gap.sum(), gap.square().sum()]).detach().double().cpu())
+                    exact = gap.detach().double().cpu()  # their variance may be small beside their mean
+                    sums.add_(torch.stack([exact.sum(), exact.square().sum()]))
                 return gap.square()
 
             loss, norm = self.network.update(run, batch, entries, error)

@@ -237,14 +237,16 @@ def learners(folder: Path, accelerator: Accelerator) -> Trainer:
 
 
 def criticized(folder: Path, accelerator: Accelerator) -> Trainer:
-    """A value network of texts."""
+    """Value networks of texts, with a classifier, and of prompts."""
     from pipelines.text.causal_lm import toy
 
     def short(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
         return [float(output.tokens < 3) for output in outputs]  # type: ignore[union-attr]
 
     prompts = [Prompt(f"say {word}", word) for word in ("a", "b", "a b", "b a")]
-    blocks = algorithm_blocks("ppo", networks=["critic(lr=1e-2, updates=2)"])
+    networks = ["critic(lr=1e-2, updates=2, classes=1.0)", "prompt_value(lr=1e-2)"]
+    drawn = {"sampler": ["nearest_predicted(candidates=2)"], "trackers": ["reward_moments"]}
+    blocks = algorithm_blocks("ppo", networks=networks, transform=["running", "classified_invariant"], **drawn)
     more: dict[str, Any] = {"prompts_per_step": 4, "steps": 3, "lr": 1e-3}
     policy = TokenPolicy(toy(["say", "a", "b"]), max_tokens=5)
     return trainer(policy, folder, prompts, reward=short, accelerator=accelerator, **more, **blocks)
