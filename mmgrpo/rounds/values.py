@@ -102,11 +102,13 @@ class ValueNetwork:
         return total, norm
 
     def state(self) -> Any:
-        return flatten_optimizer(self.optimizer)[1] if self.optimizer else None
+        if self.optimizer is None:  # also between a resumption and the first state that it values
+            return self.saved[1] if self.saved else None
+        return flatten_optimizer(self.optimizer)[1]
 
     def tensors(self) -> Mapping[str, Tensor]:
         if self.head is None or self.optimizer is None:
-            return {}
+            return self.saved[0] if self.saved else {}
         moments = {f"optimizer.{name}": value for name, value in flatten_optimizer(self.optimizer)[0].items()}
         return {f"head.{name}": value.detach() for name, value in self.head.named_parameters()} | moments
 

@@ -10,6 +10,7 @@ import torch
 from mmgrpo.prompts.drawing import Drawing, PromptOrder, Sampling
 from mmgrpo.rollout import RoundSettings
 from mmgrpo.rounds.prompt_value import PromptValues
+from mmgrpo.rounds.values import ValueNetwork
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.types import Prompt
 from tests.building import algorithm_blocks, attached, killed_and_whole, rounds_of, trainer
@@ -116,6 +117,16 @@ def test_it_ranks_prompts_that_were_never_drawn(tmp_path):
 def test_a_killed_run_goes_on_with_its_values(tmp_path):
     killed, whole = killed_and_whole(lambda folder: run(folder, save_every=1), tmp_path)
     assert killed == whole and "prompt_value/loss" in whole[-1]
+
+
+def test_a_checkpoint_right_after_a_resumption_has_the_head_that_was_read(tmp_path):
+    made = run(tmp_path)
+    made.run_round()
+    first = attached(made, PromptValues).network
+    again = ValueNetwork(first.rule)
+    again.load(first.state(), first.tensors())
+    assert again.state() == first.state() and again.tensors().keys() == first.tensors().keys()
+    assert all(torch.equal(again.tensors()[name], value) for name, value in first.tensors().items())
 
 
 def test_a_run_may_have_both_value_networks(tmp_path):
