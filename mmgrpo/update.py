@@ -44,7 +44,7 @@ from mmgrpo.prompts.judging import JUDGINGS
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.distributed import sum_over_ranks
 from mmgrpo.runtime.metrics import Tally
-from mmgrpo.runtime.networks import REFERENCE_NETWORK, bind_networks, is_critic, name_of
+from mmgrpo.runtime.networks import REFERENCE_NETWORK, bind_networks, is_critic, is_reward_model, name_of
 from mmgrpo.runtime.sharding import backward, in_step, scoring_weights
 from mmgrpo.types import HINTED, OWN, REFERENCE, REPLAYED, SUPERVISED, Batch, Part, Policy, Rollout, Scores, of_kinds
 
@@ -145,6 +145,7 @@ class LossRecipe:
         moving = any(name_of(rule) == REFERENCE_NETWORK for rule in self.networks)
         used = {name.partition(".")[0] for name in self.scores if "." in name}
         used |= {self.added({}).network, *(name for one in self.judging for name in one({}).networks)}
+        used |= {rule.parameters.get("by", "") for rule in self.networks if is_reward_model(rule)}
         penalized = any(rule.parameters.get("kl") for rule in self.networks if is_critic(rule))
         return not moving and (penalized or REFERENCE_NETWORK in used)
 

@@ -256,7 +256,7 @@ def asking(question: Question, prompt: Prompt, samples: Sequence[str], rule: Jud
     if question.kind == "reflection":
         return replace(appended(prompt, written(rule.reflection, prompt, samples[0])), answers=())
     if question.kind == "pair":
-        said, names = dict(zip(("first", "second"), samples, strict=True)), rule.letters
+        said, names = {"first": samples[0], "second": samples[1]}, rule.letters
         text = written(rule.pair, prompt, said=said)
     else:
         names, text = rule.words, written(rule.point, prompt, samples[0])

@@ -14,7 +14,14 @@ from mmgrpo.advantages.step_rewards import STEP_FIELDS
 from mmgrpo.config.names import nearest
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.requirements.blocks import REQUIREMENTS, refuse_unmet
-from mmgrpo.runtime.networks import REFERENCE_NETWORK, is_critic, is_guide, is_prompt_value, name_of
+from mmgrpo.runtime.networks import (
+    REFERENCE_NETWORK,
+    is_critic,
+    is_guide,
+    is_prompt_value,
+    is_reward_model,
+    name_of,
+)
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import RECORDS, Joint, Policy, Prompt
 from mmgrpo.update import LossRecipe, all_fields, all_scores
@@ -29,7 +36,11 @@ def refuse_mismatch(
     under_changes = {name: f"{name.split('@')[0]} under a changed prompt" for name in scores if "@" in name}
     same = {name: under_changes.get(name, name) for name in scores}
     critics = {name_of(rule) for rule in loss.networks if is_critic(rule) and CRITIC_FIELDS & recipe.fields}
-    others = [name_of(rule) for rule in loss.networks if not (is_prompt_value(rule) or is_guide(rule))]
+    others = [
+        name_of(rule)
+        for rule in loss.networks
+        if not (is_prompt_value(rule) or is_guide(rule) or is_reward_model(rule))
+    ]
     for other in [name for name in others if name not in critics]:
         asked = refuse_networks(loss, other)
         same |= {name: REFERENCE_NETWORK + under_changes.get(name, name).removeprefix(other) for name in asked}

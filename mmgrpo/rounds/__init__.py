@@ -12,7 +12,7 @@ from mmgrpo.config.schedules import Schedule, named
 from mmgrpo.config.settings import Optim
 from mmgrpo.prompts.drawing import Sampling
 from mmgrpo.rounds.callback import Callback, Choices
-from mmgrpo.runtime.networks import is_critic, is_guide, is_prompt_value
+from mmgrpo.runtime.networks import is_critic, is_guide, is_prompt_value, is_reward_model
 from mmgrpo.scoring import Scorer
 from mmgrpo.update import LossRecipe
 
@@ -23,6 +23,7 @@ METHODS: Mapping[str, Callable[[Choices], Any]] = {
     "hints": lambda choices: choices.loss.hint.text != "none",
     "added": lambda choices: choices.loss.added.text != "none",
     "judging": lambda choices: choices.loss.judging,
+    "reward_network": lambda choices: any(map(is_reward_model, choices.loss.networks)),
     "replay": lambda choices: choices.loss.replay.text != "none",
     "supervised": lambda choices: choices.loss.supervised.text != "none",
     "reward_weights": lambda choices: choices.weighting,

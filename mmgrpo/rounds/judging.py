@@ -356,12 +356,9 @@ def text_of(rollout: Rollout, row: int) -> str:
 
 def column_of(rows: RoundRows, column: int) -> dict[int, float]:
     """The valid values of a reward by place."""
-    found, first = dict[int, float](), 0
-    for part in rows.scores:
-        for row in part.valid[:, column].nonzero()[:, 0].tolist():
-            found[first + row] = float(part.values[row, column])
-        first += len(part.values)
-    return found
+    valid = torch.cat([part.valid[:, column] for part in rows.scores])
+    values = torch.cat([part.values[:, column] for part in rows.scores])
+    return {place: float(values[place]) for place in valid.nonzero()[:, 0].tolist()}
 
 
 def with_values(

@@ -202,6 +202,41 @@ def is_guide(rule: Bound) -> bool:
     return rule.block.fn is guide
 
 
+@block(NETWORKS, requires={"hidden_states": {}})
+def reward_model(
+    *,
+    lr: Annotated[float, POSITIVE],
+    reward: str,
+    rule: str,
+    above: Annotated[float, within("(-inf, inf)")] = 0.0,
+    hard: bool = False,
+    by: str = "",
+    text: str = "\n\nThe right answer is {answer}.",
+    rewrite: str = "\n\nA right answer:\n{sample}\n\nWrite it again, with another, wrong answer.",
+    name: str = "reward_model",
+    updates: Annotated[int, COUNT] = 1,
+    beta1: Annotated[float, BELOW_ONE] = 0.9,
+    beta2: Annotated[float, BELOW_ONE] = 0.999,
+) -> Move:
+    """The reward model of a run: begins as the reference, with a linear head of value 0 on the state before the last
+    token of a sample, whose question is followed by ``text``, and gives ``reward``, a reward of the run
+    (``own_judgement``), the sigmoid of what it says (``hard``: whether that exceeds .5).
+
+    After the policy's steps of a round it learns pairs by the loss of Bradley and Terry, in ``updates`` steps: the
+    first sample of each group of which the reward ``rule``, of weight 0, is more than ``above``, and what the policy,
+    or the network ``by``, makes of it when ``rewrite`` follows the question, as far as the rule calls that wrong.
+
+    Cooper (2508.05613, its code): lr=1e-5 to the policy's 1e-6, KL 1e-3, groups of 16; its reward model begins as one
+    that was trained before, and another model rewrites (``mmgrpo/rounds/reward_network.py``).
+    """
+    return Move()
+
+
+def is_reward_model(rule: Bound) -> bool:
+    """Whether a rule is the reward model that learns beside the policy."""
+    return rule.block.fn is reward_model
+
+
 def is_critic(rule: Bound) -> bool:
     """Whether a rule is the value network of decisions."""
     return rule.block.fn is critic
@@ -231,7 +266,7 @@ def bind_networks(texts: Sequence[str]) -> tuple[Bound, ...]:
             f"algorithm.networks: {lost[0].text}: unknown network '{lost[0].parameters['of']}'."
             f"{nearest(lost[0].parameters['of'], names)}"
         )
-    for kind in (is_critic, is_prompt_value):
+    for kind in (is_critic, is_prompt_value, is_reward_model):
         if len(several := [bound.text for bound in bounds if kind(bound)]) > 1:
             raise ValueError(f"algorithm.networks: got {' and '.join(several)}, expected one of them")
     drawing = [bound.text for bound in bounds if bound.parameters.get("samples")]

@@ -73,9 +73,17 @@ def judged(folder: Path) -> set[str]:
         token_policy(), folder, prompts, scorers=[own, known], prompts_per_step=3, group_size=16,
         **algorithm_blocks("dr_grpo", judging=asked),
     )  # fmt: skip
-    run.run_round()
-    run.record.log.flush()
-    return {name for row in read_metrics(folder / "metrics.jsonl") for name in row}
+    paid = ["reward_model(lr=1e-3, reward='own', rule='known', above=-1, text='')"]
+    paying = trainer(
+        token_policy(), folder / "paying", prompts, scorers=[own, known],
+        **algorithm_blocks("dr_grpo", networks=paid),
+    )  # fmt: skip
+    for one in (run, paying):
+        one.run_round()
+        one.record.log.flush()
+    return {
+        name for part in (folder, folder / "paying") for row in read_metrics(part / "metrics.jsonl") for name in row
+    }
 
 
 def written(folder: Path) -> set[str]:

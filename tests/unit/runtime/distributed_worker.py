@@ -268,6 +268,9 @@ REMEMBERED: dict[str, dict[str, Any]] = {
     "hinted": {"hint": "staged(above=0.5)"},
     "refined": {"added": "refined(text=' {sample}', when='failed', above=0.5)"},
     "corrected": {"added": "corrected(text=' a', answer=' {answer}', tokens=3)"},
+    "rewarded by a network that learns": {
+        "networks": ["reward_model(lr=1e-2, reward='reward', rule='reward', above=0.5, text='', rewrite=' {sample} b')"]
+    },
     "judging": {"judging": ["verdicts(point=' {sample} a', pair=' {first} b {second}', turns=1, above=0.5)"]},
 }
 
