@@ -1,15 +1,16 @@
 """A policy that judges its own samples beside one that only answers: both held-out figures, over seeds.
 
-    python -m benchmarks judging                # 3 seeds, 4 runs each: about 10 minutes of one core
+    python -m benchmarks judging                # four runs of 25 to 60 CPU-seconds with each of three seeds
+    python -m benchmarks judging --arms verdicts --split tune --seeds 1
 
-The world: "largest 3 1 7 2 5" has the answer 7. A random language model of some 20,000 parameters is taught answers and
-judgements by ``WARM`` batches of right examples (seconds), which leaves it bad at both. Then it is trained by
+The world: "largest 3 1 7 2 5" has the answer 7, and "largest 3 1 7 2 5 answer 5 right" the answer no. A random language
+model of 21,000 parameters is taught both by ``WARM`` batches of right examples (seconds), which leave it at a third of
+the answers and a little above chance at judgements. Then it is trained by
 
     answers    GRPO on answers alone
-    verdicts   with as many questions about its own answers in every round (SPARK): which is right?
-    turns      the same, of rounds by turns: some train answers alone, some verdicts alone
+    verdicts   with as many questions about its own answers in every round: is it right? (SPARK)
+    turns      the same, of rounds by turns: five train answers alone, five verdicts alone
     open       half of the prompts have no rule: what the policy says of its answers is their reward (URPO)
-    frozen     the same, and the network before training says it
 
 Lists for training, for the choice of settings (``--split tune``) and held out are disjoint. A held-out judgement is of
 an answer that is right for one half and another number of the list for the other.
@@ -36,19 +37,19 @@ from mmgrpo.files import write_text
 LENGTH = 5
 """Numbers of a list."""
 WORDS = ("largest", "answer", "right", "yes", "no", *map(str, range(10)))
-TERMS = ["kl_k3(coef=0.02)"]
+TERMS = ("kl_k3(coef=0.02)",)
+"""Of the loss of every run."""
 WARM = 100
 """Batches of the warm start."""
 POINT = " answer {sample} right"
 VERDICTS = f"verdicts(pairs=0, most=32, reflections=0, balanced=True, point='{POINT}', TURNS)"
-OWN = f"own(reward='own_judgement', verifier='truth', together=False, votes=4, text='{POINT}', NETWORK)"
+OWN = f"own(reward='own_judgement', verifier='truth', together=False, votes=4, text='{POINT}')"
 
 ARMS: Mapping[str, Sequence[str]] = {
     "answers": (),
     "verdicts": (VERDICTS.replace(", TURNS", ""),),
     "turns": (VERDICTS.replace("TURNS", "turns=5"),),
-    "open": (OWN.replace(", NETWORK", ""), VERDICTS.replace(", TURNS", "")),
-    "frozen": (OWN.replace("NETWORK", "network='reference'"), VERDICTS.replace(", TURNS", "")),
+    "open": (OWN, VERDICTS.replace(", TURNS", "")),
 }
 """Runs to what they judge."""
 
@@ -74,7 +75,7 @@ class Args:
 
 
 def lists(split: str, count: int) -> list[list[int]]:
-    """Lists of different numbers of a split, which the sum of each, weighted by places, decides."""
+    """Lists of different numbers, each once, of a split."""
     drawn, found = random.Random(split), list[list[int]]()
     while len(found) < count:
         one = drawn.sample(range(10), LENGTH)
@@ -84,7 +85,7 @@ def lists(split: str, count: int) -> list[list[int]]:
 
 
 def split_of(numbers: Sequence[int]) -> str:
-    """train for 8 of 10 lists, tune and heldout for one each."""
+    """train for 8 of 10 lists, tune and heldout for one each, by the sum of the numbers times their places."""
     rest = sum((place + 1) * number for place, number in enumerate(numbers)) % 10
     return {0: "tune", 1: "heldout"}.get(rest, "train")
 
@@ -149,7 +150,7 @@ def trained(arm: str, seed: int, args: Args, folder: Path) -> dict[str, Any]:
     model = copy.deepcopy(taught())
     model.reference = FrozenCopy(model.network)
     policy = TokenPolicy(model, max_tokens=2)
-    is_open = arm in ("open", "frozen")
+    is_open = arm == "open"
     rows = answers("train", 1000)
     if is_open:
         rows = [{**row, "task": ("exact", "open")[place % 2]} for place, row in enumerate(rows)]
@@ -172,7 +173,7 @@ def trained(arm: str, seed: int, args: Args, folder: Path) -> dict[str, Any]:
             heldout=answers(args.split, 400),
             prompts_per_step=24,
             group_size=8,
-            algorithm={"terms": TERMS, "judging": list(ARMS[arm])},
+            algorithm={"terms": list(TERMS), "judging": list(ARMS[arm])},
             optim={"lr": args.lr},
             evaluation={"extra": [str(measured)], "every": 0, "prompts": 0},
             output_dir=str(folder),

@@ -252,6 +252,23 @@ def criticized(folder: Path, accelerator: Accelerator) -> Trainer:
     return trainer(policy, folder, prompts, reward=short, accelerator=accelerator, **more, **blocks)
 
 
+def rewarded(folder: Path, accelerator: Accelerator) -> Trainer:
+    """A reward model that learns pairs, of which some processes have none."""
+    from pipelines.text.causal_lm import toy
+
+    def short(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+        return [float(output.tokens < 3) for output in outputs]  # type: ignore[union-attr]
+
+    rule = "reward_model(lr=1e-2, reward='learned', rule='short', above=0.5, text='', rewrite=' {sample} b')"
+    blocks = algorithm_blocks("dr_grpo", aggregation="per_sample", networks=[rule])
+    scorers = [Scorer("short", short), Scorer("learned", lambda prompts, outputs: [None] * len(outputs))]
+    more: dict[str, Any] = {"prompts_per_step": 4, "steps": 3, "lr": 1e-3, "scorers": scorers}
+    prompts = [Prompt(f"say {word}", word) for word in ("a", "b", "a b", "b a")]
+    return trainer(
+        TokenPolicy(toy(["say", "a", "b"]), max_tokens=5), folder, prompts, accelerator=accelerator, **more, **blocks
+    )
+
+
 def stopped_early(folder: Path, accelerator: Accelerator) -> Trainer:
     """A reward that is only logged and never rises ends the run after three evaluations."""
     flat = Scorer("flat", lambda prompts, outputs: [0.5] * len(outputs), weight=0.0)
@@ -268,9 +285,6 @@ REMEMBERED: dict[str, dict[str, Any]] = {
     "hinted": {"hint": "staged(above=0.5)"},
     "refined": {"added": "refined(text=' {sample}', when='failed', above=0.5)"},
     "corrected": {"added": "corrected(text=' a', answer=' {answer}', tokens=3)"},
-    "rewarded by a network that learns": {
-        "networks": ["reward_model(lr=1e-2, reward='reward', rule='reward', above=0.5, text='', rewrite=' {sample} b')"]
-    },
     "judging": {"judging": ["verdicts(point=' {sample} a', pair=' {first} b {second}', turns=1, above=0.5)"]},
 }
 
@@ -307,6 +321,7 @@ CASES: dict[str, Callable[[Path, Accelerator], Trainer]] = {
     "networks": networks,
     "learners": learners,
     "criticized": criticized,
+    "rewarded": rewarded,
     "pictured": pictured,
     "stopped early": stopped_early,
     **{name: partial(remembered, changes) for name, changes in REMEMBERED.items()},
