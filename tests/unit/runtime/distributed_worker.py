@@ -94,8 +94,12 @@ def conversing(folder: Path, accelerator: Accelerator) -> Trainer:
     from tests.unit.policies.test_tools import PROMPTS, Walk, few_calls, policy_of
 
     class Paid(Walk):
+        def reset(self, prompt: Prompt, seed: int) -> None:
+            super().reset(prompt, seed)
+            self.id = prompt.id
+
         def turn_reward(self) -> float:
-            if self.place == 2:
+            if self.place == 1 and self.id == "1":
                 os._exit(1)
             return float(self.place)
 

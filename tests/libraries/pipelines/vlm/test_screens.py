@@ -32,6 +32,7 @@ def test_a_task_of_two_screens_is_done_by_what_is_seen(seed):
     one.tap(SIDE // 2, SIDE - 10)
     assert one.pressed == [("red", 2)] and one.reward() == 1
     one.tap(SIDE // 2, 5)
+    one.tap(SIDE // 2, SIDE - 10)
     assert one.reward() == 0  # another button, too
 
 
