@@ -99,12 +99,13 @@ class Critic(Callback):
         self, place: Path, values: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
         """The trunk and the scalar head of a reward model, from a folder of transformers. Of the trained weights it may
-        lack the last, those of the output layer, which no value reads."""
+        lack the last where that is a matrix: the output layer's, which no value reads."""
         check_weight_files(place, False, "")
         saved = {name: one for file in sorted(place.glob("*.safetensors")) for name, one in load_file(file).items()}
         heads = [name for name in HEADS if saved.get(f"{name}.weight", torch.zeros(0)).shape[:1] == (1,)]
         trunk = {name: saved[name] for name in values if name in saved and saved[name].shape == values[name].shape}
-        if not heads or [name for name in values if name not in trunk] not in ([], [*values][-1:]):
+        output = [name for name in [*values][-1:] if values[name].dim() > 1]
+        if not heads or [name for name in values if name not in trunk] not in ([], output):
             reason = "has no head of one number" if not heads else "has other weights than this run trains"
             raise ValueError(
                 f"algorithm.networks: {self.rule.text}: '{place}' {reason}; name a reward model of the policy's own "

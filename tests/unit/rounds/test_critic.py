@@ -6,6 +6,7 @@ from copy import copy
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from mmgrpo.advantages.select import soft_means
@@ -170,6 +171,11 @@ def test_a_critic_begins_as_a_reward_model(tmp_path):
         with torch.no_grad():
             wanted = [float(judge.score(judge.model(text[None]).last_hidden_state[0, -1])) for text in texts]
         assert decisions.fields["value"][row][decisions.decision_mask[row]].tolist() == pytest.approx(wanted, abs=1e-5)
+    place = tmp_path / "judge" / "model.safetensors"
+    weights = load_file(place)
+    save_file({name: one for name, one in weights.items() if name != "model.norm.weight"}, place)
+    with pytest.raises(ValueError, match="critic.*judge.*weights"):
+        run(tmp_path / "no", f"critic(lr=0.01, start='{tmp_path / 'judge'}')")
     config.num_labels = 2
     Qwen2ForSequenceClassification(config).save_pretrained(tmp_path / "classes")
     with pytest.raises(ValueError, match="critic.*classes.*score"):
