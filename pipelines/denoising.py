@@ -225,6 +225,7 @@ def policy_over(
                 sampling.draws, sampling.error, sampling.noisy_fraction, sampling.draws_per, sampling.times
             ),
             solver=sampling.solver,
+            draw_dtype=sampling.draw_dtype,
             referring=referring,
             exploration=(
                 Exploration(sampling.explore_steps, sampling.explore_keep) if sampling.explore_steps else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from mmgrpo.config.settings import Config
-from mmgrpo.engines.denoising import OwnDenoiser, SynchronizedDenoiser
+from mmgrpo.engines.balanced import Balanced
+from mmgrpo.engines.denoising import OwnDenoiser, SynchronizedDenoiser, lanes_of
 from mmgrpo.engines.engine import Engine, Lanes, Synchronized, parameters
 from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.token import TokenPolicy
 from pipelines.lora import UNTIED, tied
 from pipelines.training import torch_dtype
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
 GAPS = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.05}
 """``rollout.max_gap`` by precision: kernels differ by 5e-7 to 1e-6 in fp32, and by about 0.01 in half of it."""
 
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Names of the number of experts in configurations of transformers."""
+
+QUANTIZED_GAP = 0.2
+"""The same with 8 bits in the engine; an estimate, since no GPU has run it."""
+
 
 def draw_with_engine(
     owner: Family, config: Config, policy: Any, device: str, processes: int, process: int, run: str = ""
@@ -32,25 +40,42 @@ def draw_with_engine(
     """Let the engine of ``config.rollout`` draw a policy's rollouts: completions, or trajectories of denoising; a
     server draws for the ``run`` of this id."""
     rollout, model = config.rollout, policy.model
-    engines: list[Any] = []
+    engines: list[list[Any]] = []
     if rollout.engine == "served":
         from mmgrpo.engines.served import Client, title_of, token_of
 
         token = token_of(rollout.token_file)
-        for url in rollout.servers(processes, process):
+        for urls in rollout.servers(processes, process):
             times = {"timeout": rollout.timeout, "patience": rollout.patience}
-            engines.append(Client(url, token, **times, run=run, title=title_of(config)))
+            engines.append([Client(url, token, **times, run=run, title=title_of(config)) for url in urls])
+            if len(urls) > 1:  # once they have begun, the others draw for one that fails, without waiting for it
+                for one in engines[-1]:
+                    one.patience = 0.0
     else:
         assert owner.engines is not None
-        engines.append(owner.engines.make(owner, config, device))
-    dtype, network, gap = torch_dtype(config.model.dtype), policy.network, rollout.max_gap or GAPS[config.model.dtype]
-    if isinstance(policy, DenoisingPolicy):
-        if len(engines) > 1:
+        engines.append([owner.engines.make(owner, config, device)])
+    dtype, network = torch_dtype(config.model.dtype), policy.network
+    gap = rollout.max_gap or (GAPS[config.model.dtype] if rollout.quantization == "none" else QUANTIZED_GAP)
+    overlaps = rollout.engine == "served" and rollout.max_staleness > 0
+    if isinstance(policy, DenoisingPolicy | FlowMatchingPolicy):
+        if (most := max(map(len, engines))) > 1:
             raise ValueError(
-                f"rollout.url: got {len(engines)} servers for each process, expected one, since denoising models draw "
-                "one round after the other"
+                f"rollout.url: got {most} servers for a round, expected one, since the prompts of denoising models are "
+                "not divided"
             )
-        return policy.draw_with(SynchronizedDenoiser(engines[0], partial(parameters, network), max_gap=gap))
+        settings: Any = {"max_gap": gap, "overlaps": overlaps}
+        made = [SynchronizedDenoiser(one, partial(parameters, network), **settings) for [one] in engines]
+        return policy.draw_with(lanes_of(made))
+    foreign = any(one.form != "own" for lane in engines for one in lane)
+    if foreign and process == 0 and (experts := experts_of(network)):
+        print(
+            f"rollout.engine: {type(network).__name__} is a mixture of {experts} experts, and which of them the engine "
+            "chose for a token is not replayed in training (arXiv:2510.11370): the trainer chooses anew, by its own "
+            "numbers; rollout/sampler_gap says what that costs, algorithm.mismatch corrects it",
+            flush=True,
+        )
+    quantized = rollout.quantization != "none" and process == 0
+    note = f"rollout.quantization {rollout.quantization}" if quantized else ""
 
     def synchronized(engine: Engine) -> Synchronized:
         if rollout.lora == "adapter" and engine.form == "merged":
@@ -70,11 +95,22 @@ def draw_with_engine(
             # Our own sampler's log-probs are of the whole distribution.
             top_p=policy.top_p if foreign else 1.0,
             media=partial(media_of, model) if foreign else None,
-            overlaps=rollout.engine == "served" and rollout.max_staleness > 0,
+            overlaps=overlaps,
+            note=note,
         )
 
-    lanes = [synchronized(engine) for engine in engines]
+    def together(several: Sequence[Engine]) -> Synchronized | Balanced:
+        made = [synchronized(one) for one in several]
+        return made[0] if len(made) == 1 else Balanced(made, patience=rollout.patience)
+
+    lanes = [together(several) for several in engines]
     policy.draw_with(lanes[0] if len(lanes) == 1 else Lanes(lanes))
+
+
+def experts_of(network: Any) -> int:
+    """The number of experts of a mixture model, by its configuration; 0 for others."""
+    config = network.config.get_text_config()
+    return max(int(getattr(config, name, 0) or 0) for name in EXPERTS)
 
 
 def make_engine(owner: Family, config: Config, device: str) -> Engine:
@@ -97,7 +133,7 @@ def make_denoiser(owner: Family, config: Config, device: str) -> OwnDenoiser:
 
 def end_engine(policy: Any) -> None:
     """End the engine of a policy, where there is one."""
-    if isinstance(policy, DenoisingPolicy | TokenPolicy) and policy.engine is not None:
+    if isinstance(policy, DenoisingPolicy | FlowMatchingPolicy | TokenPolicy) and policy.engine is not None:
         policy.engine.close()
 
 

@@ -87,7 +87,7 @@ class Encoded:
             return
         device, calls, inside = next(network.parameters()).device.type, Counter[str](), list[str]()
         precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        known, answers = self.kept.get(given[0], ((), {}))
+        known, answers = self.kept.get(given[0]) or ((), {})
         if len(known) != len(given) or any(one() is not value for one, value in zip(known, given, strict=True)):
             answers = {}
             self.kept[given[0]] = [weakref.ref(value) for value in given], answers

@@ -161,6 +161,9 @@ class DenoisingSampling:
         int, within("[2, 4096]"), needs("sampling.explore_steps"), *SAMPLING["sampling.explore_keep"]
     ] = 24
     """matching with explore_steps: samples per prompt that are generated in full, half of them the best."""
+    draw_dtype: Annotated[str, one_of("", "bfloat16", "float16"), MATCHING] = ""
+    """matching, whose loss has no likelihood of what was drawn: precision in which rollouts are sampled, with
+    explore_steps the first, cheap samples alone. Scores keep that of the model; empty: the same."""
     boundaries: Annotated[bool, MATCHING, *SAMPLING["sampling.boundaries"]] = False
     """matching: re-noise the states at the ends of the steps of a few-step sampler, in place of clean samples (TDM)."""
     least_level: Annotated[float, within("[0, 1)"), needs("sampling.boundaries")] = 0.0

@@ -23,7 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mmgrpo.config.settings import Config
+from mmgrpo.config.settings import Config, Engine
 from mmgrpo.engines.engine import OTHER, Asked, Drawn, EngineFailure, Forgotten, Named, Rules, fingerprint
 from mmgrpo.policies.generation import Drawing
 from mmgrpo.policies.token_model import Context, Features, Query
@@ -34,6 +34,9 @@ TESTED = ("0.32",)
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM reserves places for."""
+
+SCALES = ("_scale", "_scale_inv")
+"""How parameters end that quantization computes from the weights."""
 
 FORBIDDEN = -100.0
 """The lowest bias that vLLM takes."""
@@ -79,6 +82,7 @@ class Accounted:
             return names
 
         names = {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}
+        names = {name for name in names if not name.endswith(SCALES)}
         model.load_weights = recorded
         try:
             worker.reload_weights(weights_iterator=iter(pairs))
@@ -138,8 +142,10 @@ class VllmEngine:
         if not vllm.__version__.startswith(TESTED):
             print(f"rollout.engine: vLLM {vllm.__version__} was not tested, only {', '.join(TESTED)}", flush=True)
         options, rollout = config.model, config.rollout
+        check_cards(rollout, device)
         apart = rollout.lora == "adapter"
         longest = options.max_prompt_tokens
+        limits = dict.fromkeys(("image", "video"), rollout.media_per_prompt)
         llm = vllm.LLM(
             model=options.path,
             dtype=options.dtype,
@@ -149,9 +155,13 @@ class VllmEngine:
             worker_extension_cls="pipelines.vllm_engine.Accounted",
             max_model_len=longest + config.sampling.max_tokens if longest else None,
             gpu_memory_utilization=rollout.memory,
+            tensor_parallel_size=rollout.tensor_parallel,
+            quantization=None if rollout.quantization == "none" else rollout.quantization,
+            max_num_seqs=rollout.max_sequences or None,
             enforce_eager=rollout.eager,
             enable_sleep_mode=rollout.sleep and on_gpu,
             enable_mm_embeds=True,
+            **({"limit_mm_per_prompt": limits} if rollout.media_per_prompt else {}),
             **({"enable_lora": True, "max_loras": 1, "max_lora_rank": rank_of(options.lora_rank)} if apart else {}),
         )
         lora = None
@@ -177,12 +187,12 @@ class VllmEngine:
         if pairs:
             self.version, self.sent = None, {}
             try:
-                left = self.llm.collective_rpc("load_accounted", args=(pairs,))[0]
+                cards = self.llm.collective_rpc("load_accounted", args=(pairs,))
             except (ValueError, KeyError, AttributeError, AssertionError, RuntimeError) as error:
                 raise EngineFailure(
                     f"rollout.engine: {self.name} cannot load the trainer's weights ({line_of(error)}): {OTHER}"
                 ) from error
-            if left:
+            if left := sorted({one for card in cards for one in card}):
                 raise EngineFailure(
                     f"rollout.engine: {self.name}: {len(left)} of its tensors were not among those that were sent, "
                     f"e.g. '{left[0]}': one tensor was forgotten, or {OTHER}"
@@ -216,13 +226,13 @@ class VllmEngine:
             request = self.lora(f"round-{self.loads}", self.loads, folder)
             try:
                 self.llm.llm_engine.add_lora(request)
-                unbound = self.llm.collective_rpc("adapters_unbound", args=(self.loads,))[0]
+                cards = self.llm.collective_rpc("adapters_unbound", args=(self.loads,))
             except (ValueError, KeyError, AttributeError, AssertionError, RuntimeError) as error:
                 raise EngineFailure(
                     f"rollout.engine: {self.name} cannot load the trainer's adapters ({line_of(error)}); set "
                     "rollout.lora=merged"
                 ) from error
-        if unbound:
+        if unbound := sorted({one for card in cards for one in card}):
             raise EngineFailure(
                 f"rollout.engine: {self.name} has no adapters for {len(unbound)} of the trained modules, e.g. "
                 f"'{unbound[0]}'; set rollout.lora=merged"
@@ -274,6 +284,31 @@ class VllmEngine:
     def close(self) -> None:
         """End its processes and process groups, before those of the run."""
         self.llm.llm_engine.engine_core.shutdown()
+
+
+def check_cards(rollout: Engine, device: str) -> None:
+    """ValueError for what vLLM would not do on the cards that this process sees, before it starts."""
+    from torch import cuda
+
+    kind, _, number = device.partition(":")
+    if kind != "cuda":
+        for name, value, plain in (
+            ("tensor_parallel", rollout.tensor_parallel, 1),
+            ("quantization", rollout.quantization, "none"),
+        ):
+            if value != plain:
+                raise ValueError(f"rollout.{name}: got {value} with vLLM on model.device={device}, expected {plain}")
+        return
+    if int(number or 0):
+        raise ValueError(
+            f"model.device: got {device} for vLLM, which takes the first cards that its process sees; leave it out and "
+            f"set the environment variable CUDA_VISIBLE_DEVICES={number}"
+        )
+    if rollout.tensor_parallel > (there := cuda.device_count()):
+        raise ValueError(
+            f"rollout.tensor_parallel: got {rollout.tensor_parallel}, expected at most {there}, the cards that the "
+            "process sees (CUDA_VISIBLE_DEVICES)"
+        )
 
 
 def line_of(error: Exception) -> str:

@@ -73,6 +73,10 @@ VLLM = needs("rollout.engine", "vllm", "served")
 """A server reads these from the settings of the run."""
 
 
+UNCORRECTED = where("algorithm.mismatch", "none")
+QUANTIZED = "its samples are of another distribution; tis_beyond(gap=0.01) corrects those that differ by as much"
+
+
 OF_NO_TEXT = where(DECISIONS, but="tokens")
 ONE_REWARD = ("algorithm.transform", "algorithm.weighting", where("algorithm.combine", but="weighted_sum"))
 """Settings by which several rewards are more than their plain weighted sum."""
@@ -457,7 +461,8 @@ class Engine:
         excludes(
             where("sampling.search", "beam"),
             *("sampling.dtype", "sampling.draw_batch_size", "sampling.rollout_guidance"),
-            where("sampling.policy", but="transitions"),
+            where("sampling.policy", but=("transitions", "matching")),
+            *("sampling.explore_steps", "sampling.boundaries"),
             where("sampling.plan", "expand_prune"),
             where("sampling.plan", having="intervals=*,*"),
             *reading("divergence"),
@@ -469,7 +474,8 @@ class Engine:
     another process or on another machine; sampler: mmgrpo's own sampler on a second copy of the network. Weights are
     sent and verified before every round, and the run stops if log-probs of engine and trainer differ too much."""
     url: Annotated[list[str], ANY_TEXT, SERVED] = field(default_factory=list)
-    """Servers of rollout.engine served, e.g. http://127.0.0.1:8800; several are distributed over the processes."""
+    """Servers of rollout.engine served, e.g. http://127.0.0.1:8800; several are distributed over the processes, and
+    those of a process share the prompts of a round."""
     token_file: Annotated[str, ANY_TEXT, SERVED] = ""
     """File with the servers' token; empty: none."""
     timeout: Annotated[float, within("(0, 1e6]"), SERVED] = 1800.0
@@ -478,15 +484,20 @@ class Engine:
     """Seconds for which a run retries a server that does not answer, before it stops with a checkpoint."""
     max_gap: Annotated[float, within("[0, 1000]"), needs("rollout.engine", but="policy")] = 0.0
     """Maximum mean difference between log-probs of engine and trainer, in nats per token; 0 means 0.001 for model.dtype
-    float32 and 0.05 otherwise."""
+    float32, 0.05 otherwise, and 0.2 with rollout.quantization fp8."""
     max_staleness: Annotated[
         int,
         COUNT_OR_ZERO,
         excludes(
             *("data.offline", "algorithm.hint"),
-            where("algorithm.networks", having="samples=True"),
             where("schedules", having="by=*"),
-            why="the round's own weights or numbers decide there what is drawn",
+            why="the round's own numbers decide there what is drawn",
+        ),
+        excludes(
+            where("sampling.policy", but="matching"),
+            why="its loss has the likelihood of what is drawn, so that an engine draws with the weights of the round; "
+            "presets such as diffusion_nft, awm and dgpo (sampling.policy=matching) may be drawn ahead",
+            given=where("rollout.engine", "served"),
         ),
     ] = 0
     """Asynchronous rollouts: rounds by which sampling runs ahead of training, with weights that are as many rounds old.
@@ -499,23 +510,31 @@ class Engine:
     """vllm: fraction of the device memory for its weights and cache."""
     sleep: Annotated[bool, VLLM] = True
     """vllm: free its weights and cache while the trainer computes, on a GPU."""
+    tensor_parallel: Annotated[int, COUNT, VLLM] = 1
+    """vllm: GPUs that share its network, the first ones that its process sees (CUDA_VISIBLE_DEVICES)."""
+    quantization: Annotated[str, one_of("none", "fp8"), VLLM, excludes(UNCORRECTED, why=QUANTIZED)] = "none"
+    """vllm: fp8 stores and multiplies its weights in 8 bits; rollout/sampler_gap says what that costs."""
+    max_sequences: Annotated[int, COUNT_OR_ZERO, VLLM] = 0
+    """vllm: completions that it draws at a time; 0: its default."""
+    media_per_prompt: Annotated[int, COUNT_OR_ZERO, VLLM] = 0
+    """vllm: images, and videos, that a prompt may have, for which it reserves memory; 0: its default."""
     eager: Annotated[bool, VLLM] = False
     """vllm: no CUDA graphs and no compilation: a faster start, slower sampling."""
 
-    def servers(self, processes: int, process: int) -> list[str]:
-        """The servers of a process: one, or with ``max_staleness`` as many, each of which draws a round at a time.
-        ValueError for a number of them that the processes cannot share."""
+    def servers(self, processes: int, process: int) -> list[list[str]]:
+        """The servers of a process, which share the prompts of a round; with ``max_staleness`` for each of as many
+        rounds, of which a server draws one at a time. ValueError for a number that the rounds cannot share."""
         most = max(1, self.max_staleness)
-        if len(self.url) == most:
-            return self.url
         own = self.url[process::processes] or [self.url[process % len(self.url)]]
-        if len(own) != most:
+        if len(self.url) == most:
+            own = self.url
+        if len(own) % most:
             raise ValueError(
                 f"rollout.url: got {len(self.url)} servers for {processes} processes with rollout.max_staleness="
-                f"{self.max_staleness}, expected {most} in all or for each process, since a server "
-                "draws one round at a time"
+                f"{self.max_staleness}, expected {most} in all, or {most} or a multiple for each process, since a "
+                "server draws one round at a time"
             )
-        return own
+        return [own[first::most] for first in range(most)]
 
     def check(self, processes: int = 1) -> None:
         """ValueError for settings that have no effect together, or that so many processes cannot share."""

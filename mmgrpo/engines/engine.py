@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmgrpo.policies.generation import Drawing, Generated
+from mmgrpo.policies.generation import Drawer, Drawing, Generated
 from mmgrpo.policies.token_model import Context, Features, Query, TokenModel
 
 Named: TypeAlias = Iterable[tuple[str, Tensor]]
@@ -55,6 +55,10 @@ class EngineFailure(RuntimeError):
 
 class Drift(EngineFailure):
     """An engine that does not compute what the trainer computes."""
+
+
+class Unanswered(EngineFailure):
+    """An engine that does not answer, or only that it cannot now."""
 
 
 class Forgotten(Exception):
@@ -144,15 +148,17 @@ class Synchronized:
         top_p: float = 1.0,
         media: Callable[[Context, Features, Sequence[Query]], Sequence[Mapping[str, Any]]] | None = None,
         overlaps: bool = False,
+        note: str = "",
     ) -> None:
         """``weights``: the trained network's tensors at present, by the engine's names. ``max_gap``: the largest mean
         difference of log-probs per token, in nats, between engine and trainer. ``media``: ``Asked.media`` of each
         prompt; None for an engine that reads prompts as the trainer does. ``overlaps``: it draws elsewhere while the
-        trainer computes, what ``begin`` asks of it."""
+        trainer computes, what ``begin`` asks of it. ``note``: what the difference of the first round is printed as the
+        cost of; empty: it is not."""
         self.engine, self.weights, self.model, self.media = engine, weights, model, media
         self.rules = Rules(model.end_ids, model.suppress_tokens, model.begin_suppress_tokens, model.media_tokens)
         self.max_gap, self.top_p = max_gap, top_p
-        self.overlaps = overlaps
+        self.overlaps, self.note = overlaps, note
         self.version = -1
         """The version that was pushed last: the number of the round whose weights they are."""
         self.present: int | None = None
@@ -173,10 +179,8 @@ class Synchronized:
     def begin(self, context: Context, features: Features, queries: Sequence[Query], drawing: Drawing) -> None:
         """Begin to draw what ``draw`` will be asked for with the same arguments, in a thread: the trainer goes on, and
         its weights may change. What fails there is raised there."""
-        drawing, asked = self._labelled(drawing), self._asked(context, features, queries)
-        if drawing.round != self.version:
-            self.settle()
-            self.sync(drawing.round)
+        asked = self._asked(context, features, queries)
+        drawing = self.ready(drawing)
         earlier, found = [*self.begun.values()], Future[list[list[Drawn]]]()
 
         def generate() -> None:
@@ -189,6 +193,14 @@ class Synchronized:
         self.begun[identity(queries, drawing)] = found
         # A daemon, so that a server that hangs does not keep a run that ends.
         threading.Thread(target=generate, name=f"draws with the weights of {drawing.round}", daemon=True).start()
+
+    def ready(self, drawing: Drawing) -> Drawing:
+        """See that the engine holds the weights of a ``Drawing``, which is returned with their version."""
+        drawing = self._labelled(drawing)
+        if drawing.round != self.version:
+            self.settle()
+            self.sync(drawing.round)
+        return drawing
 
     def holds(self, version: int | None) -> None:
         """The network has the weights of round ``version`` from now on; None: of the round of each ``Drawing``."""
@@ -208,13 +220,11 @@ class Synchronized:
         return drawing if self.present is None else replace(drawing, round=self.present)
 
     def _now(self, asked: Sequence[Asked], drawing: Drawing) -> list[list[Drawn]]:
-        if drawing.round != self.version:
-            self.settle()
-            self.sync(drawing.round)
-        return self.engine.generate(asked, self.rules, drawing)
+        return self.engine.generate(asked, self.rules, self.ready(drawing))
 
     def sync(self, version: int) -> None:
         """Push the present weights."""
+        self.version = -1
         push(self.engine, self.weights, version)
         self.version = version
 
@@ -223,9 +233,26 @@ class Synchronized:
 
         With top_p an engine's are those of the truncated distribution, at most -log(top_p) larger.
         """
-        if not self.overlaps:  # else it draws at present, or soon
+        self.rest()
+        self.check(drawn, scored, real)
+
+    def check(self, drawn: Float[Tensor, "B T"], scored: Float[Tensor, "B T"], real: Bool[Tensor, "B T"]) -> None:
+        """As ``compare``, while the engine goes on."""
+        gap = gap_of(drawn, scored, self.top_p)[real]
+        if self.note and len(gap):
+            mean, most = float(gap.mean()), float(gap.max())
+            print(
+                f"{self.note}: its log-probs are {mean:.2g} nats per token from the trainer's in the first round, at "
+                f"most {most:.2g} (rollout/sampler_gap)",
+                flush=True,
+            )
+            self.note = ""
+        refuse_gap(self.engine.name, gap, self.max_gap, "token")
+
+    def rest(self) -> None:
+        """Let the engine free memory, unless it draws at present, or soon."""
+        if not self.overlaps:
             self.engine.rest()
-        refuse_gap(self.engine.name, gap_of(drawn, scored, self.top_p)[real], self.max_gap, "token")
 
     def close(self) -> None:
         """End the engine."""
@@ -267,7 +294,7 @@ class Lanes:
 
     overlaps = True
 
-    def __init__(self, lanes: Sequence[Synchronized]) -> None:
+    def __init__(self, lanes: Sequence[Drawer]) -> None:
         self.lanes, self.last = lanes, lanes[0]
 
     def holds(self, version: int | None) -> None:
@@ -286,7 +313,7 @@ class Lanes:
 
     def settle(self, number: int = 0) -> None:
         """Wait for the engine of round ``number``; the others go on."""
-        self._lane(number).settle()
+        self._lane(number).settle(number)
 
     def compare(self, drawn: Float[Tensor, "B T"], scored: Float[Tensor, "B T"], real: Bool[Tensor, "B T"]) -> None:
         """As of ``Synchronized``, of the engine that drew last."""
@@ -297,7 +324,7 @@ class Lanes:
         for lane in self.lanes:
             lane.close()
 
-    def _lane(self, number: int) -> Synchronized:
+    def _lane(self, number: int) -> Drawer:
         return self.lanes[number % len(self.lanes)]
 
 

@@ -49,7 +49,18 @@ from torch import Tensor
 from mmgrpo.config.extras import install
 from mmgrpo.config.settings import Config
 from mmgrpo.engines.denoising import Denoiser
-from mmgrpo.engines.engine import FORMS, UNTRAINED, Asked, Drawn, Engine, EngineFailure, Forgotten, Named, Rules
+from mmgrpo.engines.engine import (
+    FORMS,
+    UNTRAINED,
+    Asked,
+    Drawn,
+    Engine,
+    EngineFailure,
+    Forgotten,
+    Named,
+    Rules,
+    Unanswered,
+)
 from mmgrpo.policies.generation import Drawing
 from mmgrpo.policies.token_model import Query
 from mmgrpo.policies.trajectories import Trajectories
@@ -96,10 +107,6 @@ MEND = {
 """Status to what a user does about it."""
 
 
-class Unanswered(EngineFailure):
-    """A server that does not answer, or only that it cannot now."""
-
-
 class Occupied(Exception):
     """An engine draws for another run."""
 
@@ -143,7 +150,7 @@ TRAJECTORIES: dict[str, Any] = {name: Tensor for name in ("states", "source", "t
 TRAJECTORIES |= {"version": int}
 PUSH = {"version": int, "push": str, "tensors": dict, "first": bool, "last": bool}
 QUERY = {"prompt": Prompt, "slot": int, "count": int, "origin": int, "forced": tuple, "variant": (*NUMBER, type(None))}
-QUERY |= {"shown": tuple, "opening": tuple}
+QUERY |= {"shown": tuple, "opening": tuple, "numbers": tuple, "fault": str}
 DRAWING = {"seed": int, "temperature": NUMBER, "max_tokens": int, "top_p": NUMBER, "round": int}
 RULES = {"end": list, "suppressed": list, "begin_suppressed": list, "media": list}
 REQUEST = {"prompts": list, "slots": list, "group_size": int, "seed": int, "round": int, "sampling": dict}
@@ -458,8 +465,7 @@ def refuse_servers(urls: Iterable[str], token: str, run: str = "", title: str = 
 
 def fields_of(query: Query) -> dict[str, Any]:
     """A query as what a message can hold."""
-    names = ("prompt", "slot", "count", "origin", "forced", "variant", "shown", "opening")
-    return {name: getattr(query, name) for name in names}
+    return {name: getattr(query, name) for name in QUERY}
 
 
 def generation(value: Any) -> tuple[list[Asked], Rules, Drawing]:

@@ -151,6 +151,24 @@ def sequence_mask(
     return torch.where(decision_mask & inside[:, None], exp_ratio(gap), 0.0).detach()
 
 
+@block(MISMATCH, level="row", requires={"sampler": {}})
+def tis_beyond(
+    old_log_probs: Float[Tensor, "B T"],
+    sampler_log_probs: Float[Tensor, "B T"],
+    decision_mask: Bool[Tensor, "B T"],
+    gap: Annotated[float, POSITIVE] = 0.01,
+    cap: Annotated[float, UPPER_BOUND] = 2.0,
+) -> Float[Tensor, "B T"]:
+    """min(w, cap) in rows whose mean |log w| exceeds ``gap``, 1 in the others: ``tis`` where an engine in another
+    precision has drawn another distribution, and no noise of rounding elsewhere.
+
+    Log-probs -1, -2 and -1.3, -1.9 of the sampler differ by .2 on average: w is e^.3 = 1.35 and e^-.1 = .905.
+    """
+    change = old_log_probs - sampler_log_probs
+    beyond = row_mean(change.abs(), decision_mask) > gap
+    return torch.where(beyond[:, None], exp_ratio(change).clamp(max=cap), 1.0).detach()
+
+
 @block(MISMATCH, level="row")
 def off_policy_mask(
     log_probs: Float[Tensor, "B T"],

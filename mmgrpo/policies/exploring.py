@@ -2,12 +2,13 @@
 
 With the ODE the initial noise decides what a sample shows, so that a coarse solution ranks samples nearly as the exact
 one does. Only exact samples are scored again, compared and trained. Sol-RL, arXiv:2604.06916, whose cheap samples are
-in lower precision too; its speed is not that of fewer steps alone.
+in lower precision too (``sampling.draw_dtype``); its speed is not that of fewer steps alone.
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,16 +45,24 @@ def best_and_worst(values: Values, key: Key, count: int) -> Int[Tensor, "_"]:
 
 
 def explore(
-    solver: Solver, network: nn.Module, request: Request, cheap: Grid, exact: Grid, count: int
+    solver: Solver,
+    network: nn.Module,
+    request: Request,
+    cheap: Grid,
+    exact: Grid,
+    count: int,
+    cheaply: AbstractContextManager[Any],
 ) -> tuple[list[Output], Float[Tensor, "rows *latent"], Any, Float[Tensor, " rows"]]:
-    """``request.group_size`` samples per prompt on the cheap grid, and ``count`` of each drawn again on the exact one
-    from the same noise: outputs, latents, conditioning of each row, and the rewards of their cheap forms."""
+    """``request.group_size`` samples per prompt on the cheap grid, in the context ``cheaply``, and ``count`` of each
+    drawn again on the exact one from the same noise: outputs, latents, conditioning of each row, and the rewards of
+    their cheap forms."""
     if request.judge is None:
         raise ValueError("sampling.explore_steps: samples are chosen by their rewards, of which this request has none")
     encoded = solver.model.encode(request.prompts)
     prompt = torch.arange(len(request.prompts)).repeat_interleave(request.group_size)
     noise, conditioning = solver.initial_noise(request, request.group_size), encoded.take(prompt)
-    coarse = solver.denoise(network, noise, conditioning, cheap)
+    with cheaply:
+        coarse = solver.denoise(network, noise, conditioning, cheap)
     outputs = solver.model.decode(refuse_nonfinite(coarse, "the explored latents"), conditioning)
     values = request.judge([request.prompts[i] for i in prompt.tolist()], outputs).double().cpu()
     chosen = best_and_worst(values, prompt, count)

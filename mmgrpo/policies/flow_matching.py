@@ -21,6 +21,7 @@ above its end to which it is noised (``mmgrpo.policies.boundaries``), for genera
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,7 +32,7 @@ from torch import Tensor
 
 from mmgrpo.config.ranges import ANY_NUMBER, POSITIVE_FRACTION
 from mmgrpo.config.registry import bind, block, table_of
-from mmgrpo.diffusion.kernels import over_latent
+from mmgrpo.diffusion.kernels import no_history, over_latent
 from mmgrpo.diffusion.noising import clean_scale, noised, target
 from mmgrpo.diffusion.ode import DenoisingModel, GivenOutputs, Solver, given_records
 from mmgrpo.files import share
@@ -47,8 +48,11 @@ from mmgrpo.policies.boundaries import (
     sample_states,
 )
 from mmgrpo.policies.exploring import Exploration, explore
+from mmgrpo.policies.trajectories import Trajectories as Drawn
+from mmgrpo.policies.trajectories import TrajectoryDrawer
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.devices import put
+from mmgrpo.runtime.finite import refuse_nonfinite
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, Networks
 from mmgrpo.types import GIVEN, OWN, Decisions, Output, Prompt, Record, Request, Rollout, Scores, distinct_prompts
 
@@ -215,11 +219,13 @@ class FlowMatchingPolicy:
         solver: str = "euler",
         exploration: Exploration | None = None,
         boundaries: Boundaries | None = None,
+        draw_dtype: str = "",
     ) -> None:
         """``drawing`` and ``evaluation`` are the same network with other inputs (another scale of guidance; evaluation
         also another size), by which rollouts and evaluation samples are drawn; errors are those of ``model``, and of
         the reference those of ``referring``, which with ``boundaries`` makes the clean estimates with guidance.
-        ``solver`` (``euler`` or ``dpmpp_2m``) draws the rollouts."""
+        ``solver`` (``euler`` or ``dpmpp_2m``) draws the rollouts, in the precision ``draw_dtype``, or what exploration
+        compares of them; empty: that of the model."""
         self.model = model
         self.network, self.networks = model.network, Networks(model)
         self.settings: Any = None
@@ -231,6 +237,8 @@ class FlowMatchingPolicy:
         self.evaluation = Solver(evaluation, forward_batch_size, self.device) if evaluation else self.solver
         self.referring = Solver(referring, forward_batch_size, self.device) if referring else self.solver
         self.multistep = solver == "dpmpp_2m"
+        self.engine: TrajectoryDrawer | None = None
+        self.draw_dtype = draw_dtype
         self.error = bind(matching.error, ERRORS, "sampling.error")
         self.draws, self.draws_per, self.times = matching.draws, matching.per, matching.times
         self.exploration, self.boundaries = exploration, boundaries
@@ -269,21 +277,85 @@ class FlowMatchingPolicy:
             clean = states[:, -1]
             steps = len(clean) * self.grid.steps
         elif self.exploration is None:
-            outputs, clean, conditioning = self.drawing.sample(self.network, request, self.grid, self.multistep)
+            outputs, clean, conditioning = self._samples(request)
             steps = len(clean) * self.grid.steps
         else:
             keep = self.exploration.keep
             if size < keep:
                 raise ValueError(f"sampling.explore_keep: got {keep} of groups of {size}, expected at most that")
             outputs, clean, conditioning, explored["explored_reward"] = explore(
-                self.drawing, self.network, request, self.explore_grid, self.grid, keep
+                self.drawing, self.network, request, self.explore_grid, self.grid, keep, self.cheaply()
             )
             steps = len(request.prompts) * size * self.explore_grid.steps + len(clean) * self.grid.steps
             size = keep
         made = self._matched(request, [size] * len(request.prompts), outputs, clean, conditioning, OWN, states)
         sampling = steps * self.drawing.model.evaluations_per_row
+        if self.engine is not None:
+            explored["age"] = torch.full((len(clean),), float(self.engine.age(request)), device=self.device)
         decisions = replace(made.decisions, fields={**made.decisions.fields, **explored})
         return replace(made, decisions=decisions, evaluations=sampling + made.evaluations)
+
+    def _samples(self, request: Request) -> tuple[Sequence[Output], Float[Tensor, "rows *latent"], Any]:
+        """Outputs, latents and the conditioning of each row, by the engine where there is one."""
+        prompt = torch.arange(len(request.prompts)).repeat_interleave(request.group_size)
+        conditioning = self.drawing.model.encode(request.prompts).take(prompt)
+        if self.engine is None:
+            clean = self._latents(request, conditioning)
+        else:
+            [drawn] = self.engine.draw(request)
+            self.engine.refuse(drawn, self.model.latent_shape(), len(prompt), 0)
+            clean = drawn.final.to(self.device)
+        outputs = self.drawing.model.decode(refuse_nonfinite(clean, "the sampled latents"), conditioning)
+        return list(outputs), clean, conditioning
+
+    def _latents(self, request: Request, conditioning: Any) -> Float[Tensor, "rows *latent"]:
+        """The latents of a request's samples."""
+        noise = self.drawing.initial_noise(request, request.group_size)
+        rows = self.network, noise, conditioning, self.grid
+        with self.cheaply():
+            if self.multistep:
+                return self.drawing.denoise_multistep(*rows, 0, no_history(noise))
+            return self.drawing.denoise(*rows)
+
+    def cheaply(self) -> AbstractContextManager[Any]:
+        """A context in which the network computes as samples are drawn: scores never do."""
+        if not self.draw_dtype:
+            return nullcontext()
+        return torch.autocast(self.device.type, getattr(torch, self.draw_dtype))
+
+    @property
+    def used(self) -> dict[str, Any]:
+        """The settings for which it stands, as far as others exclude them."""
+        return {
+            "sampling.policy": "matching",
+            "sampling.explore_steps": self.exploration.steps if self.exploration else 0,
+            "sampling.boundaries": self.queries is not None,
+            "rollout.engine": type(self.engine).__name__ if self.engine else "policy",
+        }
+
+    def draw_with(self, engine: TrajectoryDrawer) -> None:
+        """Let an engine draw the samples of rollouts, of which the loss has no likelihood: latents are all that it
+        sends, and how many rounds before the weights were those that drew is the field ``age`` of each row."""
+        if self.exploration or self.queries is not None:
+            name = "explore_steps" if self.exploration else "boundaries"
+            raise ValueError(
+                f"sampling.{name}: got one with a rollout.engine, which draws whole samples and nothing else; leave "
+                "out one of them"
+            )
+        self.engine, self.fields = engine, self.fields | {"age"}
+
+    def begin(self, request: Request) -> None:
+        """Let the engine begin to draw the samples that ``rollout`` will be asked for."""
+        if self.engine is not None:
+            self.engine.begin(request)
+
+    @torch.no_grad()
+    def trajectories(self, request: Request, version: int) -> list[Drawn]:
+        """The latents of a request's samples, as trajectories without decisions."""
+        prompt = torch.arange(len(request.prompts)).repeat_interleave(request.group_size)
+        clean = self._latents(request, self.drawing.model.encode(request.prompts).take(prompt))
+        none = torch.zeros(len(clean), 0, dtype=torch.long, device=clean.device)
+        return [Drawn(clean[:0], none, none, none.float(), clean, version)]
 
     @property
     def answer_kind(self) -> str:

@@ -37,10 +37,26 @@ class TrajectoryDrawer(Protocol):
     """What draws the trajectories of rollouts in the place of the policy's own network, with the same weights."""
 
     overlaps: bool
-    """Whether it draws while the trainer computes."""
+    """Whether it draws what was begun while the trainer computes."""
+
+    def holds(self, version: int | None) -> None:
+        """The network has the weights of round ``version`` from now on; None: of the round of each request."""
+        ...
+
+    def begin(self, request: Request) -> None:
+        """Begin what ``draw`` will be asked for."""
+        ...
+
+    def settle(self, number: int) -> None:
+        """Wait for what was begun where round ``number`` is drawn."""
+        ...
 
     def draw(self, request: Request) -> list[Trajectories]:
         """The trajectories of a request, one of each plan."""
+        ...
+
+    def age(self, request: Request) -> int:
+        """How many rounds before its own the weights are of that draw a request."""
         ...
 
     def refuse(self, drawn: Trajectories, shape: Sequence[int], rows: int, steps: int) -> None:

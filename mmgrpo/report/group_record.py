@@ -183,6 +183,7 @@ def describe(step: int, round: Round, folder: GroupFolder) -> dict[str, Any]:
                     if (names := [n for n, yes in zip(round.names, abstained[member]) if yes])
                     else {}
                 ),
+                **({"age": int(decisions.fields["age"][member])} if "age" in decisions.fields else {}),
                 "advantage": mean_of(own),
                 **{name: value[:length] for name, value in whole.items()},
                 "decisions": mask[member, :length].int().tolist(),

@@ -19,7 +19,6 @@ from mmgrpo.update import LossRecipe
 METHODS: Mapping[str, Callable[[Choices], Any]] = {
     "decoding": lambda choices: choices.images,
     "offline": lambda choices: choices.offline,
-    "ahead": lambda choices: choices.staleness,
     "hints": lambda choices: choices.loss.hint.text != "none",
     "added": lambda choices: choices.loss.added.text != "none",
     "judging": lambda choices: choices.loss.judging,
@@ -28,6 +27,7 @@ METHODS: Mapping[str, Callable[[Choices], Any]] = {
     "supervised": lambda choices: choices.loss.supervised.text != "none",
     "reward_weights": lambda choices: choices.weighting,
     "networks": lambda choices: choices.loss.networks,
+    "ahead": lambda choices: choices.staleness,
     "critic": lambda choices: any(map(is_critic, choices.loss.networks)),
     "guidance": lambda choices: any(map(is_guide, choices.loss.networks)),
     "prompt_value": lambda choices: any(map(is_prompt_value, choices.loss.networks)),

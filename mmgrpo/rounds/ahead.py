@@ -10,6 +10,8 @@ with the weights that round r begins with: version r. It is trained after k roun
 so that no sample is trained more than k rounds behind, and each k behind but those of the first k rounds. The lag is
 the same whatever takes how long: a run is determined by its configuration, seed and commit, as without.
 
+Where another network than the trained one draws (``average(samples=True)`` of DiffusionNFT), versions are its weights.
+
 Within ``drawing`` the network has the weights that drew: the old log-probs, which the trainer computes, are theirs, as
 is what the engine's are compared with, and importance ratios of the updates are against them. A run whose sampler draws
 in the trainer's process computes the same numbers, one after the other.
@@ -30,7 +32,6 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from mmgrpo.policies.generation import Drawer
 from mmgrpo.prompts.drawing import Draw, Drawing
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import RoundSettings
@@ -44,10 +45,26 @@ TABLE = "drawing-"
 
 
 @runtime_checkable
-class Beginning(Protocol):
-    """A policy whose rollouts an engine may draw."""
+class Overlapping(Protocol):
+    """What draws in the place of a policy's own network (``Drawer``, ``TrajectoryDrawer``)."""
 
-    engine: Drawer | None
+    overlaps: bool
+
+    def holds(self, version: int | None) -> None:
+        """The network has the weights of a round from now on."""
+        ...
+
+    def settle(self, number: int) -> None:
+        """Wait for what was begun where round ``number`` is drawn."""
+        ...
+
+
+@runtime_checkable
+class Beginning(Protocol):
+    """A policy whose rollouts an engine may begin before they are asked for."""
+
+    @property
+    def engine(self) -> Overlapping | None: ...
 
     def begin(self, request: Request) -> None:
         """Let the engine begin what ``rollout`` of the same request will wait for."""
@@ -88,7 +105,7 @@ class Ahead(Callback):
             self._begin(number, step)
         # A further draw takes the prompts that follow those of all rounds so far.
         drawing.cursor = self._front(cursor)
-        run.moved = drawing.version != number
+        run.moved = run.moved or drawing.version != number
         with self._weights(drawing.version, number):
             yield drawing
         if late:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from mmgrpo.config.settings import Engine as Settings
+from mmgrpo.engines.denoising import OwnDenoiser, SynchronizedDenoiser, lanes_of
 from mmgrpo.engines.engine import Drawn, EngineFailure, Forgotten, Lanes, Synchronized, fingerprint, parameters
 from mmgrpo.engines.sampler import OwnSampler
+from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.report.group_record import displayed, write_group
 from mmgrpo.rounds.ahead import Ahead
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Output, Prompt
 from mmgrpo.update import LossRecipe
 from pipelines.text.causal_lm import toy
-from tests.building import algorithm_blocks, attached, trainer
-from tests.toys import toy_policy, toy_prompts
+from tests.building import algorithm_blocks, attached, matching_policy_over, near_one, trainer
+from tests.toys import ToyModel, toy_policy, toy_prompts
 
 pytest.importorskip("transformers")
 
@@ -311,6 +315,132 @@ def test_every_policy_may_train_on_rounds_of_earlier_weights(tmp_path):
     assert found[0][0] == found[2][0]  # the first round is of the present weights
 
 
+NFT = {
+    **algorithm_blocks("diffusion_nft"),
+    "reward": near_one,
+    "group_size": 4,
+    "prompts_per_step": 2,
+    "lr": 1e-2,
+    "steps": 6,
+}
+
+
+class Drawing(OwnDenoiser):
+    """Our own denoising sampler, which notes the round and the weights with which it draws, and may wait."""
+
+    def __init__(self, wait: Callable[[], None] = lambda: None) -> None:
+        super().__init__(matching(seed=9), "the engine")
+        self.wait, self.drawn = wait, list[tuple[int, str]]()
+
+    def trajectories(self, request: Any) -> list[Any]:
+        self.wait()
+        self.drawn.append((request.round, print_of(self.policy.network)))
+        return super().trajectories(request)
+
+
+def matching(seed: int = 0) -> FlowMatchingPolicy:
+    settings: dict[str, Any] = {"steps": 4, "draws": 2, "error": "self_normalized", "evaluation_steps": 4}
+    return matching_policy_over(cast(Any, ToyModel(seed=seed)), draws_per="sample", **settings)
+
+
+def drawn_ahead(folder: Path, k: int, *engines: Drawing, overlaps: bool = True, **settings: Any) -> Trainer:
+    """A run of DiffusionNFT whose samples the engines draw, or the policy itself."""
+    policy = matching()
+    lanes = [
+        SynchronizedDenoiser(one, lambda: parameters(policy.network), max_gap=1e-4, overlaps=overlaps)
+        for one in engines
+    ]
+    if lanes:
+        policy.draw_with(lanes_of(lanes))
+    return trainer(policy, folder, toy_prompts(5), **{**NFT, **settings}, staleness=k)
+
+
+@pytest.mark.parametrize("preset", ["diffusion_nft", "awm", "dgpo"])
+@pytest.mark.parametrize("k", [1, slow(2)])
+def test_samples_without_likelihood_that_overlap_give_the_bits_of_a_run_that_draws_them_in_turn(tmp_path, k, preset):
+    """At equal age, whatever draws: the policy itself, one engine in turn, or k engines beside the trainer. A network
+    that draws in place of the trained one is that of k rounds before, too."""
+    blocks = algorithm_blocks(preset)
+    engines = [Drawing() for _ in range(k)]
+    runs = {
+        "alone": drawn_ahead(tmp_path / "alone", k, **blocks),
+        "sequential": drawn_ahead(tmp_path / "sequential", k, Drawing(), overlaps=False, **blocks),
+        "overlapped": drawn_ahead(tmp_path / "overlapped", k, *engines, **blocks),
+    }
+    fresh = drawn_ahead(tmp_path / "fresh", 0, **blocks)
+    ages = {name: list[float]() for name in runs}
+    for name, run in runs.items():
+        policy: Any = run.policy
+        own = policy.rollout
+
+        def noted(request: Any, own: Any = own, found: list[float] = ages[name]) -> Any:
+            rollout = own(request)
+            found += {*rollout.decisions.fields["age"].tolist()} if "age" in rollout.decisions.fields else ()
+            return rollout
+
+        policy.rollout = noted
+        run.fit()
+    fresh.fit()
+    assert ages["sequential"] == ages["overlapped"] == [float(min(k, number)) for number in range(6)]
+    of_none = [{n: v for n, v in line.items() if n != "rollout/staleness"} for line in lines(runs["alone"])]
+    for name in ("sequential", "overlapped"):
+        assert [{n: v for n, v in line.items() if n != "rollout/staleness"} for line in lines(runs[name])] == of_none
+        assert all(map(torch.equal, *(run.policy.network.parameters() for run in (runs[name], runs["alone"]))))
+    assert not all(map(torch.equal, *(run.policy.network.parameters() for run in (fresh, runs["alone"]))))
+    assert sorted(number for engine in engines for number, _ in engine.drawn) == list(range(6))
+    assert len({weights for engine in engines for _, weights in engine.drawn}) == 6 - k
+
+
+def test_the_next_samples_are_drawn_while_the_trainer_computes(tmp_path):
+    """The engine waits for the update of the round before: drawn in turn, the two would wait for each other."""
+    updated = threading.Event()
+    rounds = [0]
+
+    def wait() -> None:
+        rounds[0] += 1
+        if rounds[0] == 2:
+            assert updated.wait(60.0)
+
+    run = drawn_ahead(tmp_path, 1, Drawing(wait), steps=2)
+    step = run._step
+
+    def noted(*given: Any) -> Any:
+        updated.set()
+        return step(*given)
+
+    run._step = noted  # type: ignore[method-assign]
+    run.fit()
+    assert rounds[0] == 2 and updated.is_set()
+
+
+def test_a_killed_run_draws_what_was_not_trained_again_with_the_same_bits(tmp_path):
+    whole = drawn_ahead(tmp_path / "whole", 1, Drawing())
+    whole.fit()
+    half = drawn_ahead(tmp_path / "run", 1, Drawing(), steps=6)
+    for _ in range(3):
+        half.run_round()
+    half.save()
+    resumed = drawn_ahead(tmp_path / "run", 1, Drawing())
+    assert resumed.resume() and attached(resumed, Ahead).chosen[3].version == 2
+    resumed.fit()
+    assert all(map(torch.equal, whole.policy.network.parameters(), resumed.policy.network.parameters()))
+
+
+def test_the_group_that_is_kept_has_the_age_of_its_rows(tmp_path):
+    run, ages = drawn_ahead(tmp_path, 1, Drawing(), steps=3), []
+    begin = run.record.begin_round
+
+    def written(round_: Any) -> None:
+        place = tmp_path / "kept" / str(len(ages))
+        write_group(place, run.step, round_, displayed)
+        ages.append([member["age"] for member in json.loads((place / "group.json").read_text())["members"]])
+        begin(round_)
+
+    run.record.begin_round = written  # type: ignore[method-assign]
+    run.fit()
+    assert ages == [[0] * 4, [1] * 4, [1] * 4]
+
+
 def test_prompts_of_rounds_in_flight_are_distinct_as_long_as_the_order_has_others(tmp_path):
     """Redraws take those after the rounds that are chosen: 6 prompts, rounds of 2, one redraw."""
     seen: list[str] = []
@@ -333,18 +463,22 @@ def loss(**changes: Any) -> LossRecipe:
         ("a", 0, 2, ["a", "a"]),
         ("ab", 0, 2, ["a", "b"]),
         ("ab", 1, 2, ["a", "b"]),
-        ("ab", 2, 2, ["ab", "ab"]),
-        ("abcd", 2, 2, ["ac", "bd"]),
-        ("ab", 0, 1, None),
-        ("abc", 0, 2, None),
+        ("ab", 2, 2, ["a b", "a b"]),
+        ("abcd", 2, 2, ["a c", "b d"]),
+        ("ab", 0, 1, ["ab"]),
+        ("abc", 0, 2, ["ac", "b"]),
+        ("abcd", 2, 1, ["ac bd"]),
+        ("abc", 2, 1, None),
         ("a", 2, 1, None),
     ],
 )
 def test_every_server_is_used_and_none_is_asked_for_two_rounds_at_once(urls, staleness, processes, expected):
+    """The servers of each round of a process, rounds apart."""
     settings = Settings(engine="served", url=[f"http://{one}" for one in urls], max_staleness=staleness)
     if expected is None:
-        with pytest.raises(ValueError, match=r"rollout.url.*rollout.max_staleness"):
+        with pytest.raises(ValueError, match=rf"rollout.url.*{len(urls)} servers.*rollout.max_staleness"):
             settings.check(processes)
-    else:
-        settings.check(processes)
-        assert ["".join(one[-1] for one in settings.servers(processes, rank)) for rank in range(processes)] == expected
+        return
+    settings.check(processes)
+    lanes = [settings.servers(processes, rank) for rank in range(processes)]
+    assert [" ".join("".join(url[-1] for url in lane) for lane in several) for several in lanes] == expected

@@ -107,6 +107,27 @@ def test_a_denoising_family_draws_with_a_network_of_its_own(name):
     owner.engines.end(served)
 
 
+def test_a_family_draws_samples_without_likelihood_with_a_network_of_its_own():
+    """As the policy itself, and refused where prompts of one round would be divided."""
+    from mmgrpo.config.settings import Engine
+    from tests.libraries.families.test_battery import config_of, rollout_of
+
+    owner = families()["sd3"]
+    assert owner.engines is not None
+    config = replace(config_of("sd3", str(tiny_checkpoint(maker("sd3")))), rollout=Engine(engine="sampler"))
+    config = replace(config, sampling=replace(config.sampling, policy="matching"))
+    alone, served = (owner.policy(config, "cpu", EXAMPLES["sd3"].prompts) for _ in range(2))
+    owner.engines.draw(owner, config, served, "cpu", 1, 0, "")
+    for policy in (alone, served):
+        with torch.no_grad():
+            for one in policy.network.parameters():
+                one *= 1.01
+    one, other = rollout_of("sd3", alone), rollout_of("sd3", served)
+    assert torch.equal(one.steps.clean, other.steps.clean)
+    assert torch.equal(one.decisions.log_probs, other.decisions.log_probs)
+    owner.engines.end(served)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", ["merged", "adapter", "whole"])
 def test_vllm_draws_with_the_trainers_weights_and_a_wrong_sync_is_caught(lora, tmp_path):

@@ -249,7 +249,11 @@ PAIRED = ("--algorithm.preset", "dpo", "--data.offline")
     ("words", "names"),
     [
         ((*TEXTS, *HELD, "--algorithm.hint", "staged(above=0.5)"), "rollout.max_staleness.*1.*algorithm.hint"),
-        ((*TEXTS, *HELD, "--algorithm.networks", "average(samples=True)"), "rollout.max_staleness.*samples=True"),
+        (
+            ("--rollout.engine", "served", "--rollout.url", "http://a:1", *HELD),
+            "rollout.max_staleness.*1.*sampling.policy=transitions.*diffusion_nft",
+        ),
+        ((*TEXTS, "--rollout.engine", "vllm", "--rollout.quantization", "fp8"), "rollout.quantization.*mismatch=none"),
         ((*TEXTS, *HELD, "--schedules", SCHEDULE), "rollout.max_staleness.*sampling.temperature=adaptive"),
         ((*TEXTS, *HELD, "--data.offline", "0.5", "--algorithm.preset", "dpo"), "rollout.max_staleness.*data.offline"),
         ((*TEXTS, *TREE, "--sampling.states", "judged()"), r"sampling.tree.*sampling.states=judged"),
@@ -268,7 +272,14 @@ PAIRED = ("--algorithm.preset", "dpo", "--data.offline")
         ((*TEXTS, *PAIRED, "0.5", "--algorithm.aggregation", "by_category"), "by_category.*data.offline=0.5"),
         ((*TEXTS, *TOOLS, "--sampling.states", "judged(by='x')"), "sampling.tools.*count.*sampling.states=judged"),
         ((*TEXTS, *TOOLS, "--algorithm.credit", "looking(threshold=0.5, gain=1.0)"), "sampling.tools.*credit=looking"),
-        (("--rollout.engine", "sampler", "--sampling.policy", "matching"), "rollout.engine.*sampling.policy=matching"),
+        (
+            ("--rollout.engine", "sampler", "--sampling.policy", "neighbors"),
+            "rollout.engine.*sampling.policy=neighbors",
+        ),
+        (
+            ("--rollout.engine", "sampler", "--algorithm.preset", "diffusion_nft", "--sampling.explore-steps", "2"),
+            "rollout.engine.*sampling.explore_steps=2",
+        ),
         (("--rollout.engine", "sampler", "--sampling.rollout-guidance", "2"), "rollout.engine.*rollout_guidance=2"),
         (
             ("--rollout.engine", "sampler", "--sampling.plan", "expand_prune(at=[2], keep=[4])"),

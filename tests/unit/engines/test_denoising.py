@@ -6,7 +6,8 @@ import copy
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,8 +19,8 @@ from mmgrpo.family import families
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.trajectories import Trajectories
 from mmgrpo.types import Request
-from tests.building import near_one, trainer
-from tests.toys import toy_policy, toy_prompts
+from tests.building import matching_policy_over, near_one, trainer
+from tests.toys import ToyModel, toy_policy, toy_prompts
 
 PLANS = ["every_step", "branch_tree(splits=[0,2])", "one_step_branch(draw='all')", "random_window(size=2)"]
 
@@ -179,6 +180,40 @@ def test_behind_http_it_draws_the_same():
         client._send("POST", "/generate", {})
     server.stop()
     thread.join()
+
+
+def test_samples_without_likelihood_come_behind_http_and_what_is_none_is_refused():
+    pytest.importorskip("fastapi")
+    pytest.importorskip("httpx")
+    from mmgrpo.engines.served import Client, application
+    from mmgrpo.scoring.server import Running
+
+    def matching(seed: int = 0, **settings: Any) -> Any:
+        return matching_policy_over(cast(Any, ToyModel(seed=seed)), steps=4, evaluation_steps=4, **settings)
+
+    server = Running(application(OwnDenoiser(matching(9))), "127.0.0.1", 0, 1.0)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    alone, served = matching(), matching()
+    client: Any = Client(f"http://127.0.0.1:{server.port}", patience=0.3, pause=0.1)
+    drawn_by(served, client)
+    for number in range(2):
+        one, other = rolled(alone, number), rolled(served, number)
+        assert torch.equal(one.steps.clean, other.steps.clean) and len(one.outputs) == len(other.outputs) == 12
+        assert torch.equal(one.decisions.log_probs, other.decisions.log_probs)
+        assert other.decisions.fields["age"].tolist() == [0.0] * 12 and "age" not in one.decisions.fields
+        for policy in (alone, served):
+            shift(policy.network, 0.1)
+    client.close()
+    server.stop()
+    thread.join()
+    for change, words in (({"final": torch.full((12, 3, 1, 1), torch.nan)}, "not finite"), ({"version": 5}, "round 5")):
+        answer = partial(changed, **change)
+        with pytest.raises(EngineFailure, match=rf"rollout.engine: .*{words}"):
+            rolled(drawn_by(matching(), Faulty(matching(9), answer=answer)))
+    for name, settings in (("explore_steps", {"explore_steps": 2}), ("boundaries", {"boundaries": True})):
+        with pytest.raises(ValueError, match=rf"sampling\.{name}.*rollout\.engine"):
+            drawn_by(matching(**settings), OwnDenoiser(matching(9)))
 
 
 def config_with(sampling: dict[str, Any], engine: str = "sampler") -> Config:

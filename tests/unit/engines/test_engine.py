@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -529,6 +530,67 @@ def vllm_like(forgets: str = "", sleeps: bool = False, lora: Any = None) -> Any:
     from pipelines.vllm_engine import VllmEngine
 
     return VllmEngine(StandIn(OwnSampler(policy(seed=9)), forgets), SimpleNamespace, sleeps, lora=lora)
+
+
+@pytest.mark.parametrize(
+    ("settings", "given"),
+    [
+        ({}, {"tensor_parallel_size": 1, "quantization": None, "max_num_seqs": None, "enforce_eager": False}),
+        ({"tensor_parallel": 2}, {"tensor_parallel_size": 2}),
+        ({"quantization": "fp8"}, {"quantization": "fp8"}),
+        ({"max_sequences": 64}, {"max_num_seqs": 64}),
+        ({"media_per_prompt": 3}, {"limit_mm_per_prompt": {"image": 3, "video": 3}}),
+        ({"memory": 0.7}, {"gpu_memory_utilization": 0.7}),
+        ({"eager": True}, {"enforce_eager": True}),
+        ({"sleep": False}, {"enable_sleep_mode": False}),
+    ],
+)
+def test_settings_of_an_engine_reach_the_constructor_of_vllm(settings, given, monkeypatch):
+    from mmgrpo.config.settings import config_class
+    from mmgrpo.family import families
+    from pipelines.vllm_engine import VllmEngine
+
+    recorded: dict[str, Any] = {}
+    fake = SimpleNamespace(__version__="0.32.0", LLM=lambda **given: recorded.update(given), SamplingParams=object)
+    monkeypatch.setitem(sys.modules, "vllm", fake)
+    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_NO_USAGE_STATS"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    config: Any = config_class(families()["qwen_vl"].sections)()
+    config.rollout = Settings(engine="vllm", **settings)
+    VllmEngine.of(config, "cuda:0")
+    assert {name: recorded[name] for name in given} == given
+    assert ("limit_mm_per_prompt" in recorded) == ("media_per_prompt" in settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "words"),
+    [
+        ({"tensor_parallel": 3}, "cuda", r"rollout.tensor_parallel: got 3, expected at most 2"),
+        ({"tensor_parallel": 2}, "cpu", r"rollout.tensor_parallel: got 2 .*device=cpu"),
+        ({"quantization": "fp8"}, "cpu", r"rollout.quantization: got fp8 .*device=cpu"),
+        ({}, "cuda:1", r"model.device: got cuda:1 .*CUDA_VISIBLE_DEVICES=1"),
+    ],
+)
+def test_what_vllm_would_not_do_is_refused_before_it_starts(settings, device, words, monkeypatch):
+    from pipelines.vllm_engine import check_cards
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match=words):
+        check_cards(Settings(engine="vllm", **settings), device)
+    check_cards(Settings(engine="vllm", tensor_parallel=2, quantization="fp8"), "cuda:0")
+
+
+def test_every_card_says_what_it_did_not_write_and_scales_of_8_bits_are_its_own():
+    engine = vllm_like()
+    once = engine.llm.collective_rpc
+    engine.llm.collective_rpc = lambda *given, **named: [*once(*given, **named), ["of.the.second.card"]]
+    with pytest.raises(EngineFailure, match=r"of\.the\.second\.card"):
+        rolled(drawing_with(policy(), engine))
+    engine = vllm_like()
+    scaled = [*engine.llm.named_parameters(), ("model.layers.0.self_attn.q_proj.weight_scale", torch.ones(1))]
+    engine.llm.named_parameters = lambda: scaled
+    rolled(drawing_with(policy(), engine))
 
 
 def test_vllm_draws_with_the_trainers_weights_ends_and_masks():

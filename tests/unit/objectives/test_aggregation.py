@@ -101,6 +101,16 @@ def test_an_infinite_cap_is_the_plain_importance_weight():
     assert_close(aggregation.tis(*gaps(3.0, 700.0), cap=math.inf), torch.tensor([[3.0, 700.0]]))
 
 
+def test_truncated_weights_are_on_in_rows_that_differ_by_more_than_the_gap():
+    """Row 0: |log w| of .3 and .1, .2 on average, w e^.3 and e^-.1; row 1: .3 and, outside of it, 9."""
+    sampler = torch.tensor([[-1.3, -1.9], [-1.3, -10.0]])
+    old, mask = torch.tensor([[-1.0, -2.0], [-1.0, -1.0]]), torch.tensor([[True, True], [True, False]])
+    found = aggregation.tis_beyond(old, sampler, mask, gap=0.25)
+    torch.testing.assert_close(found, torch.tensor([[1.0, 1.0], [1.349859, 2.0]]))
+    found = aggregation.tis_beyond(old, sampler, mask, gap=0.19, cap=1.2)
+    torch.testing.assert_close(found[0], torch.tensor([1.2, 0.904837]))
+
+
 def test_the_sequence_mask_judges_the_row_and_keeps_the_weights_of_its_decisions():
     decision_mask = torch.ones(1, 2).bool()
     assert_close(

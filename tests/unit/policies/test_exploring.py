@@ -24,8 +24,8 @@ def total(prompts, outputs):
 REQUEST = Request(toy_prompts(2), [0, 1], 8, 5, judge=lambda prompts, outputs: torch.tensor(total(prompts, outputs)))
 
 
-def policy(explore_steps: int = 0, keep: int = 4, steps: int = 6) -> FlowMatchingPolicy:
-    sizes = {"steps": steps, "draws": 2, "evaluation_steps": 6, "forward_batch_size": 1024}
+def policy(explore_steps: int = 0, keep: int = 4, steps: int = 6, draw_dtype: str = "") -> FlowMatchingPolicy:
+    sizes = {"steps": steps, "draws": 2, "evaluation_steps": 6, "forward_batch_size": 1024, "draw_dtype": draw_dtype}
     return matching_policy_over(
         ToyModel(), error="self_normalized", explore_steps=explore_steps, explore_keep=keep, **sizes
     )
@@ -75,6 +75,29 @@ def test_as_many_steps_and_samples_is_the_plain_rollout():
     plain, exploring = policy().rollout(REQUEST), policy(explore_steps=6, keep=8).rollout(REQUEST)
     assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(plain.outputs, exploring.outputs, strict=True))
     assert torch.equal(plain.decisions.log_probs, exploring.decisions.log_probs)
+
+
+def test_what_is_drawn_in_half_the_precision_is_scored_in_the_whole():
+    """Samples differ, and of equal samples the errors are those of a policy that draws exactly."""
+    exact, cheap = policy(), policy(draw_dtype="bfloat16")
+    one, other = exact.rollout(REQUEST), cheap.rollout(REQUEST)
+    gap = (one.steps.clean - other.steps.clean).abs().max()  # type: ignore[attr-defined]
+    assert 1e-4 < gap < 0.1
+    records = cheap.pack(other, range(16))
+    again = exact.unpack(other.prompts, records, [0] * 8 + [1] * 8, 0, REQUEST)
+    for part in again.steps.split(torch.ones(16, 2, dtype=torch.bool), 64):
+        scored = exact.score(again, part, frozenset({"log_probs"}))["log_probs"]
+        torch.testing.assert_close(
+            scored.detach(), other.decisions.log_probs[part.rows, part.positions], rtol=0, atol=1e-6
+        )
+
+
+def test_exploring_in_half_the_precision_trains_exact_samples():
+    whole, made = policy().rollout(REQUEST), policy(explore_steps=2, draw_dtype="bfloat16").rollout(REQUEST)
+    kept, every = made.steps.clean, whole.steps.clean  # type: ignore[attr-defined]
+    assert all(((one - every).abs().amax(tuple(range(1, every.dim()))) < 1e-6).any() for one in kept)
+    exact = policy(explore_steps=2).rollout(REQUEST)
+    assert not torch.equal(made.decisions.fields["explored_reward"], exact.decisions.fields["explored_reward"])
 
 
 def test_exploring_needs_rewards_and_enough_samples():

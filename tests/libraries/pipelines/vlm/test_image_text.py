@@ -14,6 +14,7 @@ from PIL import Image as Pil
 
 from mmgrpo.data.media import medium_of
 from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.policies.token_model import Context
 from mmgrpo.types import Image, Media, Prompt, Request, Turn, Video
 from pipelines import generic_lm, vlm
 from pipelines.training import Training
@@ -139,16 +140,17 @@ def test_a_picture_and_a_clip_in_one_prompt_are_told_apart(kind, folders):
 
 def test_what_is_kept_is_of_one_precision_and_goes_with_the_prompt(folders):
     model = load(image_text, folders["llava"])
-    context = model.encode(MIXED[:1])
 
     @torch.no_grad()
-    def states() -> torch.Tensor:
+    def states(context: Context) -> torch.Tensor:
         return model.hidden(model.network, context.ids, context.real, context.positions, context.media, None)[0]
 
-    wanted = states()
+    wanted, context = states(model.encode(MIXED[:1])), model.encode(MIXED[:1])
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not torch.equal(states(), wanted)
-    assert torch.equal(states(), wanted) and len(model.encoded.kept) == 1
+        lower = states(context)
+    assert not torch.equal(lower, wanted) and torch.equal(states(context), wanted)
+    gc.collect()
+    assert len(model.encoded.kept) == 1
     del context
     gc.collect()
     assert not len(model.encoded.kept)
