@@ -22,7 +22,7 @@ from mmgrpo.progress_bar import progress_bar
 from mmgrpo.runtime.distributed import DataRank, gather_rows, gather_texts
 from mmgrpo.runtime.finite import refuse_tensors
 from mmgrpo.runtime.sharding import drawing_weights
-from mmgrpo.scoring import Scorer, score_column, score_outputs
+from mmgrpo.scoring import Scorer, of_unfailed, score_column, score_outputs
 from mmgrpo.statistics import bootstrap_ratio, mean_of_scored, paired_ratio_difference
 from mmgrpo.types import Output, Policy, Prompt, Request, Text
 
@@ -208,7 +208,7 @@ def draw_samples(
     quiet = not accelerator.is_main_process
     for batch in draw(policy, scorers, prompts, slots, samples, seed, batch_size, title, quiet):
         columns = [
-            torch.tensor(score_column(rate.name, fn, batch.prompts, batch.outputs))
+            torch.tensor(score_column(rate.name, of_unfailed(fn), batch.prompts, batch.outputs))
             for rate in rates.values()
             for fn in (rate.errors, rate.units)
         ]

@@ -47,7 +47,7 @@ from mmgrpo.runtime.distributed import (
     total,
 )
 from mmgrpo.runtime.sharding import drawing_weights
-from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores, mean_of_valid
+from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores, mean_of_valid, of_unfailed
 from mmgrpo.scoring.isolation import column_or_nan
 from mmgrpo.scoring.remarks import remarked
 from mmgrpo.types import (
@@ -404,7 +404,9 @@ def watched_metrics(
             if not rate.watched:
                 continue
             columns = [
-                column_or_nan(rate.name, rate.errors, one.prompts, one.outputs, scorer.trusted, scorer.elsewhere)
+                column_or_nan(
+                    rate.name, of_unfailed(rate.errors), one.prompts, one.outputs, scorer.trusted, scorer.elsewhere
+                )
                 for one in rollouts
             ]
             errors = sum(value for column in columns for value in column if value is not None and math.isfinite(value))

@@ -143,7 +143,7 @@ def begin_scoring(
     thread that calls it: they change settings and take the processor or the GPU of what the caller does meanwhile.
     """
 
-    whole = [place for place, one in enumerate(outputs) if not (isinstance(one, Text) and one.fault)]
+    whole = unfailed(outputs)
     if len(whole) < len(outputs):
         kept = torch.tensor(whole, dtype=torch.long)
         given = None if rollout is None else select_rows(rollout, kept.to(rollout.log_probs.device))
@@ -172,6 +172,29 @@ def begin_scoring(
         return RewardScores(torch.where(valid, values, torch.zeros_like(values)), valid, abstained.reshape(shape).T)
 
     return finish
+
+
+def unfailed(outputs: Sequence[Output]) -> list[int]:
+    """The places of the outputs whose worlds have not failed."""
+    return [place for place, one in enumerate(outputs) if not (isinstance(one, Text) and one.fault)]
+
+
+def of_unfailed(
+    fn: Callable[[Sequence[Prompt], Sequence[Output]], Sequence[float | None]],
+) -> Callable[[Sequence[Prompt], Sequence[Output]], Sequence[float | None]]:
+    """A function of the outputs whose worlds have not failed, with NaN for the others."""
+
+    def values(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> Sequence[float | None]:
+        whole = unfailed(outputs)
+        if len(whole) == len(outputs):
+            return fn(prompts, outputs)
+        made: list[float | None] = [math.nan] * len(outputs)
+        found = fn([prompts[i] for i in whole], [outputs[i] for i in whole]) if whole else []
+        for place, value in zip(whole, found, strict=True):
+            made[place] = value
+        return made
+
+    return values
 
 
 def _among(scores: RewardScores, rows: Int[Tensor, "_"], count: int, columns: int) -> RewardScores:

@@ -26,7 +26,7 @@ from mmgrpo.policies.token_model import Query
 from mmgrpo.policies.tool_process import Copy
 from mmgrpo.policies.tool_table import WorldFailed, offered
 from mmgrpo.policies.tools import FAILURES, Episode
-from mmgrpo.scoring import RewardScores, Scorer, score_outputs
+from mmgrpo.scoring import RewardScores, Scorer, of_unfailed, score_outputs
 from mmgrpo.types import Output, Prompt, Request, Text, Turn
 from tests.building import algorithm_blocks, killed_and_whole, rounds_of, trainer
 from tests.unit.policies.test_tool_process import SOON, ends
@@ -285,6 +285,21 @@ def test_an_evaluation_leaves_failed_worlds_out():
         outputs = policy.sample(Request(PROMPTS, [0, 1, 2], 1, seed=0))
     scores = score_outputs([Scorer("calls", few_calls)], PROMPTS, outputs)
     assert scores.failed[2, 0] and scores.valid[0, 0] and scores.values[2, 0] == 0
+
+
+def test_error_rates_leave_failed_worlds_out():
+    def words(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+        return [float(len(one.text.split())) for one in outputs if isinstance(one, Text)]
+
+    texts = [Text("a"), Text("a b", fault="gone"), Text("a b c")]
+    found = of_unfailed(words)(PROMPTS, texts)
+    assert (found[0], found[2]) == (1, 3) and math.isnan(found[1] or 0)
+    assert of_unfailed(words)(PROMPTS[:1], texts[:1]) == [1]
+
+    def never(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
+        raise AssertionError(outputs)
+
+    assert math.isnan(of_unfailed(never)(PROMPTS[:1], texts[1:2])[0] or 0)
 
 
 def test_where_all_worlds_fail_no_reward_is_asked_and_the_run_ends(tmp_path):
