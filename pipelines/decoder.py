@@ -17,6 +17,7 @@ from mmgrpo.policies.token_model import Features
 from pipelines.conversation import completion_ids, suppressed_tokens
 from pipelines.kv import Room, attention_mask, maskable, reading, shareable, spread_cache
 from pipelines.pretrained import save_network
+from pipelines.sequences import DividedCache, call_divided, line_of, shared_head
 from pipelines.training import WAITING, autocast, checkpoint_layers, head_logits
 
 
@@ -87,12 +88,15 @@ class Decoder(ABC):
         """Last hidden states; features of media replace the embeddings of their placeholders."""
         body = self.body(network)
         checkpointed = checkpoint_layers(body, self.checkpointing and torch.is_grad_enabled())
-        embeddings = network.get_input_embeddings()(ids)
+        embeddings, line = network.get_input_embeddings()(ids), line_of(network)
         with autocast(self.dtype, ids.device):
             if len(features):
                 placeholders = reduce(torch.logical_or, (ids == token for token in self.media_tokens))
                 media = self.project(network, torch.cat(list(features)))
                 embeddings = embeddings.masked_scatter(placeholders[..., None], media.to(embeddings.dtype))
+            if line is not None:
+                keeps = {"use_cache": not checkpointed}
+                return call_divided(body, line, embeddings, real, positions, cache, **keeps)
             with reading(body.config, cache) as past:
                 out = body(
                     inputs_embeds=embeddings,
@@ -111,7 +115,7 @@ class Decoder(ABC):
 
     def spread(self, cache: Any, rows: Int[Tensor, "rows"]) -> Any:
         """The cache of a group's prompt, repeated for each of its members."""
-        return spread_cache(cache, rows)
+        return cache.spread(rows) if isinstance(cache, DividedCache) else spread_cache(cache, rows)
 
     def reserve(self, cache: Any, rows: Sequence[int], room: int) -> Room:
         """Slots with room for tokens behind the prompts of a cache."""
@@ -119,7 +123,7 @@ class Decoder(ABC):
 
     def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
         """Logits of the next token."""
-        return head_logits(network, hidden, self.dtype, self.exact_head)
+        return head_logits(shared_head(network), hidden, self.dtype, self.exact_head)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""

@@ -260,7 +260,7 @@ class OwnForward(ABC):
 
     def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
         """Logits of the next token."""
-        logits = head_logits(network, hidden, self.dtype, self.exact_head)
+        logits = head_logits(network.get_output_embeddings(), hidden, self.dtype, self.exact_head)
         return self.cap * torch.tanh(logits / self.cap) if self.cap else logits
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -26,7 +26,10 @@ from mmgrpo.runtime.devices import put
 BY_PROMPT = "by_prompt"
 """Name of the implementation of attention while completions are drawn behind shared prompts."""
 
-MASKED = ("sdpa", "eager", "by_clip")
+BY_TOKENS = "by_tokens"
+"""The same of a network whose tokens several processes divide (``pipelines.sequences``)."""
+
+MASKED = ("sdpa", "eager", "by_clip", BY_TOKENS)
 """Implementations of attention that can be given which tokens each token attends to."""
 
 
@@ -71,7 +74,8 @@ def attention_mask(
 
 def shareable(body: Any) -> bool:
     """Whether the attention of a network can be replaced by ``attend_by_prompt``."""
-    return body.config._attn_implementation == "sdpa" and bool(getattr(body, "_supports_attention_backend", False))
+    plain = body.config._attn_implementation in ("sdpa", BY_TOKENS)
+    return plain and bool(getattr(body, "_supports_attention_backend", False))
 
 
 @dataclass(frozen=True)

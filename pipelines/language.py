@@ -17,6 +17,9 @@ from pipelines.families import SAMPLER, adapters, displayed, write_page, write_t
 from pipelines.options import check_trainable
 
 if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
     from mmgrpo.data.media import Skipped
     from mmgrpo.policies.token import TokenPolicy
     from mmgrpo.policies.tools import Tools
@@ -81,6 +84,13 @@ def library() -> Library:
     from pipelines.library import Transformers
 
     return Transformers()
+
+
+def divide(body: str, network: nn.Module, mesh: DeviceMesh) -> None:
+    """Let processes divide the tokens of the part of a network that reads embeddings."""
+    from pipelines.sequences import divide_tokens
+
+    divide_tokens(network, mesh, body=body)
 
 
 def check(name: str, config: Config) -> None:

@@ -43,11 +43,10 @@ def autocast(dtype: torch.dtype, device: torch.device) -> AbstractContextManager
 
 
 def head_logits(
-    network: Any, hidden: Float[Tensor, "N width"], dtype: torch.dtype, exact: bool
+    head: Callable[[Tensor], Tensor], hidden: Float[Tensor, "N width"], dtype: torch.dtype, exact: bool
 ) -> Float[Tensor, "N vocabulary"]:
     """The output layer of a language model in ``dtype``; ``exact``: in fp32 whatever surrounds it, with the weights of
     ``exact_head``, of the states as they are (ScaleRL, arXiv:2510.13786)."""
-    head = network.get_output_embeddings()
     if not exact:
         with autocast(dtype, hidden.device):
             return head(hidden)

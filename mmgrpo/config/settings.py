@@ -427,8 +427,8 @@ class Distributed:
             but=1,
         ),
     ] = 1
-    """N neighbouring ranks that divide the tokens of every sample (Ulysses), in image and video networks. They work on
-    the same prompts, and each keeps 1/N of the activations. 1 divides none."""
+    """N neighbouring ranks that divide the tokens of every sample (Ulysses), in networks of families that have a plan
+    for it. They work on the same prompts, and each keeps 1/N of the activations. 1 divides none."""
 
     def check(self, processes: int) -> None:
         """ValueError for sequences that so many processes cannot divide, and for copies of which they cannot divide

@@ -15,7 +15,7 @@ from mmgrpo.config.registry import Bound
 from mmgrpo.randomness import stream
 from mmgrpo.rounds.callback import Run
 from mmgrpo.runtime.checkpoint import flatten_optimizer, restore_optimizer
-from mmgrpo.runtime.distributed import sum_gradients, sum_over_ranks
+from mmgrpo.runtime.distributed import DataRank, sum_gradients, sum_over_ranks
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.networks import name_of
 from mmgrpo.update import Batch, scored
@@ -86,6 +86,9 @@ class ValueNetwork:
             for parameter in trained:  # of a tied table, whose whole gradient comes from the output layer elsewhere
                 if parameter.grad is not None and parameter.grad.is_sparse:
                     parameter.grad = parameter.grad.to_dense()
+            if not DataRank.of(run.accelerator).first:  # which computes of the head what the first does
+                for parameter in head:
+                    parameter.grad = None
             sum_gradients([*trained, *head], run.accelerator)
         for value, parameter in zip(values, trained, strict=True):
             value.grad, parameter.grad = parameter.grad, None

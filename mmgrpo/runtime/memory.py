@@ -255,16 +255,21 @@ def needs(
     found |= {"encoders": 0 if getattr(model, "forget_encoders", False) else encoders, "VAE": vae}
     together = config.distributed.sequence if processes > 1 else 1
     samples = -(-config.data.prompts_per_step * together // processes) * config.data.group_size
-    found |= _activations(learning, config, compute, samples, targets if rank else (), 1 + guided, given)
-    if "activations" in found:
-        found["activations"] /= together
+    found |= _activations(learning, config, compute, samples, targets if rank else (), 1 + guided, given, together)
     return {name: size for name, size in found.items() if size}
 
 
 def _activations(
-    folder: Folder, config: Any, compute: int, samples: int, adapted: Sequence[str], passes: int, given: bool
+    folder: Folder,
+    config: Any,
+    compute: int,
+    samples: int,
+    adapted: Sequence[str],
+    passes: int,
+    given: bool,
+    together: int,
 ) -> dict[str, float]:
-    """Activations of a micro batch, and the cache of a rollout."""
+    """Activations of a micro batch, whose tokens so many processes divide, and the cache of a rollout."""
     inside = {**folder.config, **folder.config.get("text_config", {})}
     longest = getattr(config.sampling, "max_tokens", 0)
     rows = min(config.optim.micro_batch_size, samples * getattr(config.sampling, "steps", 1)) * passes
@@ -272,7 +277,8 @@ def _activations(
     if not longest and not {"height", "width"} <= vars(config.model).keys():
         return {}  # audio of a length that the headers do not say
     if not longest:
-        return {"activations": peak(folder, places_of(folder, config, given), adapted, checkpointed) * rows * compute}
+        numbers = peak(folder, places_of(folder, config, given), adapted, checkpointed)
+        return {"activations": numbers * rows * compute / together}
     layers = inside.get("num_hidden_layers") or inside.get("decoder_layers", 0)
     heads = inside.get("num_attention_heads") or inside.get("decoder_attention_heads", 1)
     size = inside.get("head_dim") or (inside.get("hidden_size") or inside.get("d_model", 0)) // heads
@@ -287,7 +293,7 @@ def _activations(
     places = Places(longest + prompt * share, inside.get("max_source_positions", 0) * share, at_once=completion)
     numbers = peak(folder, places, adapted, checkpointed) + keys * (longest + prompt) * (not checkpointed)
     logits = LOGITS * min(config.sampling.logits_chunk_size, rows * longest) * inside.get("vocab_size", 0)
-    return {"activations": numbers * rows * compute + logits, "cache": cache * compute}
+    return {"activations": numbers * rows * compute / together + logits, "cache": cache * compute}
 
 
 def peak(folder: Folder, places: Places, adapted: Sequence[str], checkpointed: bool) -> float:

@@ -153,7 +153,7 @@ class Whisper:
 
     def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
         """Logits of the next token."""
-        return head_logits(network, hidden, self.dtype, self.exact_head)
+        return head_logits(network.get_output_embeddings(), hidden, self.dtype, self.exact_head)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The transcript, without special tokens."""

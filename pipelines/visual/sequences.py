@@ -56,7 +56,7 @@ def divide_by_plan(network: nn.Module, mesh: DeviceMesh) -> None:
         apply_context_parallel(part, context, plan)
 
 
-def particulars(network: Any, together: int) -> tuple[Mapping[str, Any], str, Sequence[Callable[..., Any]]]:
+def particulars(network: Any, together: int) -> tuple[dict[str, Any], str, Sequence[Callable[..., Any]]]:
     """The plan of a network, the end of the names of attentions that are left as they are, and what changes the inputs
     of its calls before they are divided."""
     plan = network._cp_plan

@@ -253,13 +253,16 @@ def some_checkpoints(path: str, template: Mapping[str, Any]) -> None:
 FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
-        vlm_family(
-            "qwen_vl",
-            "Qwen2.5-VL: images, videos and text",
-            "pipelines.vlm.qwen_vl",
-            ("qwen2_5_vl",),
-            QwenVlOptions,
-            every_checkpoint,
+        replace(
+            vlm_family(
+                "qwen_vl",
+                "Qwen2.5-VL: images, videos and text",
+                "pipelines.vlm.qwen_vl",
+                ("qwen2_5_vl",),
+                QwenVlOptions,
+                every_checkpoint,
+            ),
+            divide=partial(language.divide, "model.language_model"),
         ),
         vlm_family(
             "smolvlm",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from accelerate import Accelerator
 
 from mmgrpo.config.settings import Config
 from mmgrpo.family import families
+from mmgrpo.policies.token_model import next_position
 from mmgrpo.runtime.distributed import TOGETHER, DataRank
-from mmgrpo.runtime.sharding import mesh_of, sequences_of, shard, whole
+from mmgrpo.runtime.sharding import mesh_of, scoring_weights, sequences_of, shard, whole
+from mmgrpo.types import Prompt
 from tests.libraries.families.examples import EXAMPLES
 from tests.libraries.sharding.worker import config_of
 
@@ -32,17 +34,50 @@ def perturbed(network: torch.nn.Module, draw: torch.Generator) -> None:
             one.data += 0.05 * torch.randn(one.shape, generator=draw)
 
 
-def gradients(model: Any, network: Any, batch: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """Those of a sum over rows of the squares of the predicted velocity, in which every entry counts differently."""
-    x, time, *words = batch
-    predicted = model.architecture.velocity(network, x, time, tuple(words))
-    weight = torch.linspace(-1, 2, predicted[0].numel(), dtype=predicted.dtype).view_as(predicted[0])
-    (predicted.square() * weight).sum().backward()
+def noisy(model: Any, prompts: Sequence[Prompt]) -> Callable[[Any, slice], torch.Tensor]:
+    """The velocity that a network predicts for some of the rows."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(len(prompts), *model.shape, generator=draw, dtype=torch.float64)
+    time = torch.rand(len(prompts), generator=draw, dtype=torch.float64)
+    words = [one.double() if one.is_floating_point() else one for one in model.encode(prompts).tensors]
+    return lambda network, own: model.architecture.velocity(
+        network, x[own], time[own], tuple(one[own] for one in words)
+    ).flatten(1)
+
+
+def answered(model: Any, prompts: Sequence[Prompt]) -> Callable[[Any, slice], torch.Tensor]:
+    """The logits behind some of the prompts, and behind each token of an answer that reads what was kept of these."""
+    answers = torch.randint(5, 20, (len(prompts), 3), generator=torch.Generator().manual_seed(0))
+    context = model.encode(prompts)
+
+    def logits(network: Any, own: slice) -> torch.Tensor:
+        rows = range(*own.indices(len(prompts)))
+        here, ids = context.take(rows), answers[own]
+        features, places = model.features(network, here), next_position(here)[:, None] + torch.arange(ids.shape[1])
+        positions = places[:, None].expand(-1, here.positions.shape[1], -1)
+        real = torch.cat([here.real, torch.ones_like(ids, dtype=torch.bool)], 1)
+        if model.checkpointing:  # which keeps nothing of prompts
+            whole = torch.cat([here.ids, ids], 1), real, torch.cat([here.positions, positions], 2)
+            states = model.hidden(network, *whole, features, None)[0][:, -ids.shape[1] - 1 :]
+        else:
+            state, cache = model.hidden(network, here.ids, here.there, here.positions, features, None)
+            spread = model.spread(cache, torch.arange(len(rows)))
+            behind, _ = model.hidden(network, ids, real, positions, (), spread)
+            states = torch.cat([state[:, -1:], behind], 1)
+        return model.logits(network, states.flatten(0, 1)).unflatten(0, states.shape[:2]).flatten(1)
+
+    return logits
+
+
+def gradients(predict: Callable[[Any, slice], torch.Tensor], network: Any, own: slice) -> Mapping[str, torch.Tensor]:
+    """Those of a sum over rows of the squares of a prediction, of which every entry counts differently."""
+    predicted = predict(network, own)
+    (predicted.square() * torch.linspace(-1, 2, predicted.shape[1], dtype=predicted.dtype)).sum().backward()
     trained = {name: one for name, one in network.named_parameters() if one.requires_grad}
     found = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in trained.items()}
     for one in trained.values():
         one.grad = None
-    return found
+    return {name: one.to_dense() if one.is_sparse else one for name, one in found.items()}
 
 
 def compare(config: Config, accelerator: Accelerator, mode: str, replicate: int, sequence: int) -> list[float]:
@@ -50,26 +85,24 @@ def compare(config: Config, accelerator: Accelerator, mode: str, replicate: int,
     how many tokens come out of a block by each."""
     owner, prompts = families()[config.model.family], EXAMPLES[config.model.family].prompts
     model: Any = owner.policy(config, "cpu", prompts).model  # type: ignore[attr-defined]
-    network, draw = model.network.double(), torch.Generator().manual_seed(0)
-    perturbed(network, draw)
-    x = torch.randn(ROWS, *model.shape, generator=draw, dtype=torch.float64)
-    time = torch.rand(ROWS, generator=draw, dtype=torch.float64)
-    words = model.encode([prompts[row % len(prompts)] for row in range(ROWS)]).tensors
-    batch = [x, time, *(one.double() if one.is_floating_point() else one for one in words)]
-    tokens: list[int] = []
+    network, tokens = model.network.double(), list[int]()
+    perturbed(network, torch.Generator().manual_seed(0))
+    rows = [prompts[row % len(prompts)] for row in range(ROWS)]
+    predict = answered(model, rows) if owner.modality == "vlm" else noisy(model, rows)
     *_, block = (one for one in network.modules() if any(fnmatchcase(type(one).__name__, b) for b in owner.blocks))
     block.register_forward_hook(
         lambda _, __, made: tokens.append((made[0] if isinstance(made, tuple) else made).shape[1])
     )
-    alone = gradients(model, network, batch)
+    alone = gradients(predict, network, slice(0, ROWS))
     assert owner.divide is not None
     owner.divide(network, sequences_of("cpu", sequence))
     if mode == "full":
         shard([network], owner.blocks, mesh_of("cpu", replicate), in_step=owner.in_step, agree=False)
     rank = DataRank.of(accelerator)
     own = slice(rank.index * ROWS // rank.count, (rank.index + 1) * ROWS // rank.count)
-    together = {name: whole(one) for name, one in gradients(model, network, [one[own] for one in batch]).items()}
-    if mode != "full":
+    with scoring_weights(network):
+        together = {name: whole(one) for name, one in gradients(predict, network, own).items()}
+    if mode != "full" or not owner.in_step:  # else they are sums already
         for one in together.values():
             torch.distributed.all_reduce(one)
     gap = max(float((together[name] - one).abs().max()) for name, one in alone.items())
