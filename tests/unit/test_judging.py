@@ -295,13 +295,19 @@ def judged(folder: Path, score: Callable[[str], str], text: str, **settings: Any
 
 
 def test_open_rows_have_the_score_that_the_judge_gives_whatever_order_it_reads(tmp_path):
+    shown: list[list[str]] = []
+
     def by_length(text: str) -> str:
         samples = text.split(":\n")[1].split("\n\nScore")[0].split("\n")
-        return " ".join(str(min(10, len(sample.partition(". ")[2]))) for sample in samples)
+        shown.append([sample.partition(". ")[2] for sample in samples])
+        return " ".join(str(min(10, len(sample))) for sample in shown[-1])
 
     round_ = judged(tmp_path, by_length, "own(reward='own', verifier='known')")
     outputs = [min(1.0, len(output.text) / 10) for output in round_.rollouts[0].outputs]  # type: ignore[union-attr]
     assert round_.totals.tolist() == pytest.approx(outputs)
+    drawn = [output.text for output in round_.rollouts[0].outputs]  # type: ignore[union-attr]
+    assert [sorted(one) for one in shown] == [sorted(drawn[at : at + 4]) for at in (0, 4, 8)]
+    assert shown != [drawn[at : at + 4] for at in (0, 4, 8)], "the order says nothing"
     assert bool(round_.batch.loss_mask.any()) and round_.batch.decisions.rows == 12
     assert round_.metrics["judging/scored"] == 12 and round_.metrics["judging/unscored"] == 0
     known = round_.reward_scores.values[:, 1].tolist()
