@@ -396,6 +396,7 @@ RECORDS: Mapping[str, str] = {
     "turn": "number of the turn of the policy to which each token belongs",
     "state": "number of the state of its tools in which the turn of each token is taken",
     "action": "number of what the turn of each token does: its calls, or its words",
+    "call": "number of the call of a module of the program that wrote each token, counted module by module",
     "answer_gain": "what each turn adds to the probability of the row's reference answer, at its last token",
     "token_id": "number of each token in the vocabulary",
     "gradient_feature": "gradient of the log-prob with respect to the last hidden state, a vector per sample",

@@ -46,7 +46,20 @@ from mmgrpo.runtime.distributed import sum_over_ranks
 from mmgrpo.runtime.metrics import Tally
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, bind_networks, is_critic, is_reward_model, name_of
 from mmgrpo.runtime.sharding import backward, in_step, scoring_weights
-from mmgrpo.types import HINTED, OWN, REFERENCE, REPLAYED, SUPERVISED, Batch, Part, Policy, Rollout, Scores, of_kinds
+from mmgrpo.types import (
+    HINTED,
+    OWN,
+    RECORDS,
+    REFERENCE,
+    REPLAYED,
+    SUPERVISED,
+    Batch,
+    Part,
+    Policy,
+    Rollout,
+    Scores,
+    of_kinds,
+)
 
 BATCH_NAMES = frozenset(
     {"old_log_probs", "advantages", "loss_mask", "decision_mask", "key", "sampler_log_probs", "off_policy", "drawn"}
@@ -137,7 +150,8 @@ class LossRecipe:
     @property
     def records(self) -> frozenset[str]:
         """Names in ``RECORDS`` that rollouts must have."""
-        return frozenset({"certainty"} if "drawn_certainty" in self.objective.needs else ())
+        certain = frozenset({"certainty"} if "drawn_certainty" in self.objective.needs else ())
+        return certain | self.fields & RECORDS.keys()
 
     @property
     def needs_reference(self) -> bool:

@@ -40,6 +40,8 @@ def make_policy(
             raise ValueError(f"family '{family.name}' has no option '{option}'.{of_policy(option, kind, names)}")
         if option == "tools":
             value = [named(tool) for tool in (value if isinstance(value, list | tuple) else [value])]
+        if option == "program":
+            value = named(value, option)
         sections[owners[0]] = replace(sections[owners[0]], **{option: value})
     config = replace(config, **sections)
     refuse(moot(sections))

@@ -141,8 +141,8 @@ def has(config: Config) -> frozenset[str]:
     there = {
         "tree": sampling.tree,
         "subtrees": sampling.tree,
-        "steps": sampling.states or sampling.tools,
-        "turns": sampling.tools,
+        "steps": sampling.states or sampling.tools or sampling.program,
+        "turns": sampling.tools or sampling.program,
         "beam": sampling.search == "beam",
         "sampler": sampling.dtype or sampling.temperature_by_entropy or config.rollout.engine != "policy",
         "hidden_states": True,
@@ -152,7 +152,8 @@ def has(config: Config) -> frozenset[str]:
 
 def arithmetic(config: Config) -> Arithmetic:
     """Prompts x samples x tokens."""
-    data, longest = config.data, config.sampling.max_tokens
+    data, sampling = config.data, config.sampling
+    longest = sampling.max_tokens * (sampling.turns if sampling.program else 1)
     samples = data.prompts_per_step * data.group_size
     scored = samples * config.optim.epochs
     lines = (
@@ -207,7 +208,11 @@ def token_policy(model: Any, config: Config, device: str, tools: Tools | None = 
     from mmgrpo.policies.token_passes import Memory
     from mmgrpo.policies.walks import walk_of
 
-    sampling = config.sampling
+    sampling, program = config.sampling, None
+    if sampling.program:
+        from mmgrpo.policies.programs import Program
+
+        program = Program.load(sampling.program, sampling.turns, sampling.trained_modules)
     walk = walk_of(
         search=sampling.search,
         reference_in_group=config.data.reference_in_group,
@@ -217,6 +222,7 @@ def token_policy(model: Any, config: Config, device: str, tools: Tools | None = 
         tree=sampling.tree,
         tools=tools,
         temperature_by_entropy=sampling.temperature_by_entropy,
+        program=program,
         divergence="divergence" in AdvantageRecipe.of(config.algorithm).fields,
     )
     memory = Memory(

@@ -109,6 +109,7 @@ class TokenSampling:
     tree: ClassVar[str] = ""
     temperature_by_entropy: ClassVar[float] = 0.0
     tools: ClassVar[Sequence[str]] = ()
+    program: ClassVar[str] = ""
     dtype: ClassVar[str] = ""
 
 

@@ -23,11 +23,16 @@ def check_tools(config: Config, template: Mapping[str, Any]) -> None:
 
     sampling, algorithm = config.sampling, config.algorithm
     loaded = load_tools(sampling.tools)
-    if not having(loaded, "reward") and "tool_reward" in {parse(str(reward))[0] for reward in config.rewards}:
+    rewarding = having(loaded, "reward") or sampling.program
+    if not rewarding and "tool_reward" in {parse(str(reward))[0] for reward in config.rewards}:
         raise ValueError(
-            "rewards: got tool_reward without a class in sampling.tools that has a method reward; name one, or leave "
-            "it out"
+            "rewards: got tool_reward without a class in sampling.tools that has a method reward, or sampling.program; "
+            "name one, or leave it out"
         )
+    if sampling.program:
+        from mmgrpo.policies.programs import Program
+
+        Program.load(sampling.program, sampling.turns)
     if not loaded:
         return
     opening = [tool.__name__ for tool in loaded if isinstance(tool, type) and opens(tool)]
@@ -62,14 +67,14 @@ def unread(config: Config) -> str:
     )
 
 
-def named(tool: Any) -> str:
-    """``module:name`` of a function or class, by which a configuration records it; a text is one. ValueError for one
-    that its module does not hold, a lambda for instance."""
+def named(tool: Any, option: str = "tools") -> str:
+    """``module:name`` of a function or class, by which a configuration records it; a text is one. ValueError that names
+    the option for one that its module does not hold, a lambda for instance."""
     if isinstance(tool, str):
         return tool
     module, name = getattr(tool, "__module__", ""), getattr(tool, "__name__", "")
     if getattr(sys.modules.get(module), name, None) is not tool:
-        raise ValueError(f"tools: got {tool!r}, expected a function or a class at the top of a module")
+        raise ValueError(f"{option}: got {tool!r}, expected a function or a class at the top of a module")
     return f"{module}:{name}"
 
 
@@ -108,7 +113,7 @@ def tools_of(config: Config, model: Any) -> Tools | None:
     """The tools of a configuration for a model with a chat template; None without any."""
     from mmgrpo.data.chat import special_ids
     from mmgrpo.policies.tool_table import load_tools
-    from mmgrpo.policies.tools import Tools
+    from mmgrpo.policies.tools import Summaries, Tools
 
     sampling = config.sampling
     if not sampling.tools:
@@ -146,6 +151,9 @@ def tools_of(config: Config, model: Any) -> Tools | None:
         {one["function"]["name"]: one["function"]["parameters"] for one in schemas(loaded)},
         sampling.unreadable_calls,
         int(sampling.tool_memory * 1e9),
+        Summaries(sampling.context_tokens, sampling.summaries, sampling.summary_instruction)
+        if sampling.context_tokens
+        else None,
     )
 
 

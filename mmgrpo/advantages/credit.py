@@ -509,6 +509,30 @@ def merged_turns(
 
 
 @block(CREDITS, level="group")
+def module_calls(
+    values: Values,
+    key: Key,
+    stat: Rows,
+    decision_mask: Mask,
+    turn: Node,
+    call: Node,
+    ddof: Annotated[int, DDOF] = 1,
+    eps: float = 1e-4,
+) -> Matrix:
+    """Every token of a call has its sample's reward, standardized among those samples of the group that make the same
+    call: (r - mean) / (std + eps) over the k-th calls of one module. mmGRPO (arXiv:2508.04660).
+
+    Rewards 1, 0 and .5 of three samples that all plan and write: 1, -1 and 0 in both calls. If the second never writes,
+    the others' writing has .707 and -.707. Where all samples make the same calls it is ``broadcast`` of standardized
+    rewards. With the selector ``common_calls`` only calls are trained that all of the group make.
+    """
+    made = by_turns(decision_mask.long(), decision_mask, turn) > 0
+    rewards = values[:, None].expand(made.shape)
+    same = same_state(key, decision_mask, turn, call)
+    return of_turns(standardized_among(rewards, same, stat, each(made), made, ddof, eps), decision_mask, turn)
+
+
+@block(CREDITS, level="group")
 def step_mixture(
     advantages: Values,
     key: Key,

@@ -26,7 +26,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from mmgrpo.advantages import groups
-from mmgrpo.advantages.credit import fuse, tails
+from mmgrpo.advantages.credit import by_turns, fuse, of_turns, same_state, tails
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, one_of, within
 from mmgrpo.config.registry import block, table_of
@@ -272,6 +272,25 @@ def keep_groups(
     batch = torch.zeros_like(key)
     kept = first & (groups.group_rank(loss, batch, first) < count)
     return torch.isin(index, index[kept])
+
+
+@block(AFTER, level="group")
+def common_calls(
+    key: Key,
+    keep: Rows,
+    decision_mask: Bool[Tensor, "B T"],
+    turn: Int[Tensor, "B T"],
+    call: Int[Tensor, "B T"],
+) -> Bool[Tensor, "B T"]:
+    """Leave out calls of a program that not all remaining samples of the group make: the k-th of a module is trained if
+    none asks it fewer than k times. mmGRPO's default, ``truncate`` (arXiv:2508.04660)."""
+    made = by_turns(decision_mask.long(), decision_mask, turn) > 0
+    rows = made & keep[:, None]
+    same = same_state(key, decision_mask, turn, call)
+    makers = torch.zeros(made.shape, dtype=torch.double)
+    makers[rows] = groups.group_count(same[rows], torch.ones_like(same[rows], dtype=torch.bool))
+    everywhere = makers == groups.group_count(key, keep)[:, None]
+    return of_turns((everywhere & rows).double(), decision_mask, turn) > 0
 
 
 @block(AFTER)

@@ -30,7 +30,7 @@ SAMPLING: Mapping[str, tuple[Declaration, ...]] = {
     "sampling.states": (UNREAD,),
     "sampling.temperature_by_entropy": (
         excludes(
-            *("sampling.tree", "sampling.tools", "sampling.states", "sampling.contrast", BEAM),
+            *("sampling.tree", "sampling.tools", "sampling.program", "sampling.states", "sampling.contrast", BEAM),
             *(where("rollout.engine", but="policy"), "rollout.max_staleness"),
             why="every token of a plain completion is drawn at a temperature of its own",
         ),
@@ -63,6 +63,19 @@ SAMPLING: Mapping[str, tuple[Declaration, ...]] = {
         excludes(
             where("algorithm.credit", having=("step_rewards", "step_values"), lacking="turn"),
             why="its rewards of steps are those of turns, for credits such as turn_return",
+        ),
+    ),
+    "sampling.program": (
+        excludes(
+            *("sampling.tools", "sampling.tree", "sampling.states", "sampling.variants", "sampling.contrast", BEAM),
+            *("data.reference_in_group", "data.offline", "rollout.max_staleness", *FURTHER_ROWS),
+            *reading("answer_probability", "segment", "marks", "shares", "gradient_feature"),
+            *reading("visual_dependency", "divergence"),
+            why="its samples are several calls with prompts of their own",
+        ),
+        excludes(
+            where("algorithm.credit", having=("step_rewards", "step_values"), lacking="turn"),
+            why="its rewards of steps are those of calls, for credits of turns such as turn_return",
         ),
     ),
     "sampling.completion_steps": (

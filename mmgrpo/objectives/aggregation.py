@@ -42,6 +42,17 @@ def per_sample(loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
 
 
 @block(AGGREGATIONS, level="group")
+def per_turn(loss_mask: Bool[Tensor, "B T"], turn: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Mean over rows of the mean over their turns, or calls, of the mean over the decisions of each: 1 / (rows K_b
+    T_bk). AgentFlow's Flow-GRPO (2510.05592); with one turn it is ``per_sample``."""
+    number = torch.where(loss_mask, turn, 0)
+    width = int(number.max()) + 1 if number.numel() else 1
+    counts = torch.zeros(len(turn), width, device=turn.device).scatter_add_(1, number, loss_mask.float())
+    turns = (counts > 0).sum(1, keepdim=True)
+    return sample_sum(loss_mask) / (turns * counts.gather(1, number)).clamp_min(1)
+
+
+@block(AGGREGATIONS, level="group")
 def sample_sum(loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """Mean over rows of the sum over their decisions: 1 / rows. REINFORCE; with ``gspo`` it is LUSPO."""
     return loss_mask / loss_mask.any(1).sum().clamp_min(1)

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmgrpo.data.messages import appended
+from mmgrpo.policies.chains import Chains
 from mmgrpo.policies.generation import Drawer, Drawing, Generated
 from mmgrpo.policies.records import answer_gains
 from mmgrpo.policies.token_model import Query, Sequences
 from mmgrpo.policies.token_passes import TokenPasses
-from mmgrpo.policies.tools import NUMBERS, WALKING, Conversations, Tools
+from mmgrpo.policies.tools import CUT, NUMBERS, WALKING, Conversations, Tools
 from mmgrpo.policies.walks import Completion, Walked
 from mmgrpo.randomness import derive
-from mmgrpo.types import Output, Request, Text
+from mmgrpo.types import OWN, Output, Prompt, Request, Text
 
 
 class Conversation(Completion):
@@ -35,9 +38,12 @@ class Conversation(Completion):
 
     @property
     def lacks(self) -> frozenset[str]:
-        """Records of one text, and scores under changed prompts where classes write behind them."""
+        """Records of one text, of several contexts those of one, and scores under changed prompts where classes write
+        behind them or contexts have prompts of their own."""
         changed = {"log_probs under a changed prompt", "reference.log_probs under a changed prompt"}
-        return frozenset({f"{name} of samples" for name in WALKING} | (changed if self.tools.opening else set()))
+        names = {*WALKING, "call", *(("answer_gain",) if self.tools.summaries else ())}
+        others = changed if self.tools.opening or self.tools.summaries else set()
+        return frozenset({f"{name} of samples" for name in names} | others)
 
     def queries(self, policy: TokenPasses, request: Request) -> tuple[list[Query], Drawing]:
         """With what classes of tools write behind the prompts."""
@@ -55,12 +61,53 @@ class Conversation(Completion):
         keyed = bool(request.records & {"state", "action"})
         turns = self._turns(policy, sequences, drawn, queries, drawing, measures, policy.engine, keyed)
         drawn = turns.drawn
+        fields = turns.fields(request.records)
+        if self.tools.summaries:
+            walked = self._summed(policy, request, sequences, turns)
+            return replace(walked, outputs=_texts(sequences, turns), ended=turns.ended, fields=fields)
         sequences = replace(sequences, ids=drawn.ids, real=drawn.real, observed=turns.observed, shown=turns.shown)
         walked = self.walked(policy, request, queries, sequences, drawn)
-        fields = turns.fields(request.records)
         if "answer_gain" in request.records:
             fields["answer_gain"] = self._gains(policy, sequences, queries, turns)
         return replace(walked, outputs=_texts(sequences, turns), ended=turns.ended, fields=fields)
+
+    def _summed(self, policy: TokenPasses, request: Request, first: Sequences, turns: Conversations) -> Walked:
+        """Completions of several contexts, each a sequence behind its own prompt."""
+        spans, drawn, device = turns.spans, turns.drawn, policy.device
+        queries = [one.query for one in turns.episodes]
+        opened: dict[tuple[int, str], Prompt] = {}
+        for span in spans:
+            opening = "".join(queries[span.row].opening)
+            key = id(span.prompt), opening
+            opened.setdefault(key, appended(span.prompt, opening) if opening else span.prompt)
+        places = {key: place for place, key in enumerate(opened)}
+        context, features = policy.encode([*opened.values()])
+        width = max(span.length for span in spans)
+        column_of = torch.arange(width, device=device)
+        column = torch.tensor([[span.begin] for span in spans], device=device) + column_of
+        real = column_of < torch.tensor([[span.length] for span in spans], device=device)
+        row = torch.tensor([span.row for span in spans])
+        at = row.to(device)[:, None], column.clamp(max=drawn.ids.shape[1] - 1)
+        sequences = Sequences(
+            context,
+            features,
+            torch.tensor(
+                [places[id(span.prompt), "".join(queries[span.row].opening)] for span in spans], device=device
+            ),
+            torch.where(real, drawn.ids[at], policy.model.pad_id),
+            real,
+            request.seed,
+            first.temperature,
+            real & turns.observed[at],
+            [span.shown for span in spans] if turns.shown else (),
+        )
+        chains = Chains(sequences, row, first.prompts)
+        log_probs, entropy, divergence = map(chains.untabled, (drawn.log_probs, drawn.entropy, drawn.divergence))
+        certainty = None if drawn.certainty is None else chains.untabled(drawn.certainty)
+        of_spans = Generated(sequences.ids, real, log_probs, entropy, divergence, certainty)
+        walked = self.walked(policy, request, [Query(one, 0, 1) for one in opened.values()], sequences, of_spans)
+        numbers = {name: chains.table(value) for name, value in walked.numbers.items()}
+        return Walked(chains, numbers, walked.origin.new_full((len(queries),), OWN))
 
     def sample(self, policy: TokenPasses, queries: list[Query], drawing: Drawing) -> list[Output]:
         """As ``draw``, for an evaluation."""
@@ -106,7 +153,7 @@ def _texts(sequences: Sequences, turns: Conversations) -> list[Text]:
         Text(
             one.text,
             one.written,
-            one.end == "tokens",
+            one.end in CUT,
             seen[row] if seen else (),
             str(prefilled[row]) if prefilled else "",
             tuple(one.last),

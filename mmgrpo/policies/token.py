@@ -26,6 +26,7 @@ from mmgrpo.policies.walks import Completion, refuse_parts
 from mmgrpo.types import GIVEN, RECORDS, Decisions, Output, Prompt, Record, Request, Rollout, Scores, distinct_prompts
 
 if TYPE_CHECKING:
+    from mmgrpo.policies.chains import Chains, Link
     from mmgrpo.policies.perturbed_prompts import ChangedPrompts
 
 
@@ -172,26 +173,27 @@ class TokenPolicy(TokenPasses):
         )
         return Rollout(prompts, self.decode(sequences), decisions, sequences, evaluations=int(real.sum()))
 
-    def score(self, rollout: Rollout, part: Tokens, names: frozenset[str]) -> Scores:
+    def score(self, rollout: Rollout, part: Tokens | Link, names: frozenset[str]) -> Scores:
         """Score the part's tokens again under the present parameters; ``hidden_state`` alone is that before each,
         [N width], without a pass of the output layer."""
-        sequences: Sequences = rollout.steps  # type: ignore[assignment]
+        steps: Sequences | Chains = rollout.steps  # type: ignore[assignment]
+        sequences, own = steps.inner(part)  # type: ignore[arg-type]  # it is a part of these steps
         if names == {"hidden_state"}:
-            return {"hidden_state": self.states(self.network, sequences, part.distinct)[part.inverse, part.positions]}
+            return {"hidden_state": self.states(self.network, sequences, own.distinct)[own.inverse, own.positions]}
         measures = [name for name in MEASURES if name in names]
-        log_probs, *measured = self._score(self.network, sequences, part, measures)
+        log_probs, *measured = self._score(self.network, sequences, own, measures)
         scores: Scores = {"log_probs": log_probs, **dict(zip(measures, measured, strict=True))}
         for other in self.networks.asked(names):
             with torch.no_grad(), self.networks(other) as network:
-                scores[f"{other}.log_probs"] = self._score(network, sequences, part)[0]
+                scores[f"{other}.log_probs"] = self._score(network, sequences, own)[0]
         for name in sorted(name for name in names if "@" in name):
-            own, _, change = name.partition("@")
-            other = own.removesuffix("log_probs").rstrip(".")
+            unchanged, _, change = name.partition("@")
+            other = unchanged.removesuffix("log_probs").rstrip(".")
             if not other:
-                scores[name] = self._changed(self.network, rollout, part, change, log_probs)
+                scores[name] = self._changed(self.network, rollout, own, change, log_probs)
                 continue
             with torch.no_grad(), self.networks(other) as network:
-                scores[name] = self._changed(network, rollout, part, change, scores[own])
+                scores[name] = self._changed(network, rollout, own, change, scores[unchanged])
         return scores
 
     def _changed(

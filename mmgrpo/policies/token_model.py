@@ -111,6 +111,10 @@ class Sequences:
             if len(rows):
                 yield Tokens(put(rows[inverse], device), put(positions, device), rows, put(inverse, device))
 
+    def inner(self, part: Tokens) -> tuple[Sequences, Tokens]:
+        """What a part is scored on, and the part as that numbers it: rows that are one sequence each, as they are."""
+        return self, part
+
     @cached_property
     def prompts(self) -> Int[Tensor, "B"]:
         """``prompt`` on the host."""

@@ -3,9 +3,10 @@
     <tool_call> ... <end>     user: <tool_response> ... assistant:     The answer is 7 <end>
     written                   observed                                 written
 
-All of it is one row. Its tokens are those that were drawn, never spelled again, and those that the chat template
-writes behind a turn that tools have answered (``mmgrpo.data.chat.ChatTemplate.reply``). Observed tokens are read by the
-network and are no decisions. All unfinished completions of a batch are continued together, by whatever draws them.
+All of it is one row, and unless it sums up its context (``Summaries``) one sequence. Its tokens are those that were
+drawn, never spelled again, and those that the chat template writes behind a turn that tools have answered
+(``mmgrpo.data.chat.ChatTemplate.reply``). Observed tokens are read by the network and are no decisions. All unfinished
+completions of a batch are continued together, by whatever draws them.
 
 A tool is a function, or a public method of a class, of which each completion has an instance of its own. Its method
 ``reset(prompt, seed)`` begins it, and may return a text that the completions read behind the prompt; ``turn_reward()``
@@ -27,8 +28,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from itertools import groupby, zip_longest
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -37,6 +38,7 @@ from torch import Tensor
 from mmgrpo.config.names import nearest
 from mmgrpo.config.ranges import shown
 from mmgrpo.data.limits import Unreadable
+from mmgrpo.data.messages import appended
 from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.token_model import Query, Showing, Speller, TokenModel
 from mmgrpo.policies.tool_calls import arguments_of, calls_of
@@ -47,9 +49,12 @@ from mmgrpo.types import Call, Image, Media, Prompt, Turn
 STREAMS = 1 << 20
 """Random streams that the later turns of a prompt's completions have, from the number of its prompt times this on."""
 
-ENDS = ("answered", "turns", "tokens", "unreadable", "failed")
+ENDS = ("answered", "turns", "tokens", "unreadable", "failed", "summaries")
 """Why a completion ended: with a turn without a call, with a call in its last turn, at its last token, with calls that
-cannot be read (``unreadable_calls``), or as its world failed."""
+cannot be read (``unreadable_calls``), as its world failed, or with a context that is full after the last summary."""
+
+CUT = ("tokens", "summaries")
+"""Ends of completions that were cut off."""
 
 FAILURES = 8
 """Prompts in a row with which a run ends where the worlds of all their completions have failed."""
@@ -75,6 +80,32 @@ Parts: TypeAlias = str | Sequence[Mapping[str, str]]
 
 Draw: TypeAlias = Callable[[Sequence[Query], int, int], Generated]
 """Continues queries by at most a number of tokens, in the turn of a number."""
+
+
+class Context(NamedTuple):
+    """Where a context of a completion begins, and the prompt that it is read behind."""
+
+    prompt: Prompt
+    token: int = 0
+    shown: int = 0
+    """Tokens of the completion, and media in it, before the context."""
+
+
+@dataclass(frozen=True)
+class Summaries:
+    """When a completion sums up its context and goes on with the prompt and the summary alone (SUPO,
+    arXiv:2510.06727)."""
+
+    tokens: int
+    """Tokens behind the prompt beyond which a context is summed up, when the calls of a turn were answered."""
+    most: int
+    """Summaries of a completion; where the context after the last is full, it ends."""
+    asked: str
+    """What the model reads at the end of the last answer: that it is to write the summary."""
+
+    def again(self, prompt: Prompt, summary: str) -> Prompt:
+        """The prompt of the next context."""
+        return appended(prompt, f"\n\nSummary of the work so far:\n{summary}")
 
 
 @dataclass
@@ -111,6 +142,10 @@ class Episode:
     """What its tools gave it; NaN where one failed, None without such tools."""
     fault: str = ""
     """Why its world failed, after which nothing of it is scored."""
+    contexts: list[Context] = field(default_factory=list)
+    """The present one last."""
+    summing: bool = False
+    """Whether the next turn is a summary."""
     instances: dict[type, Copy] = field(default_factory=dict)
     """The processes of its instances; closed ones did not answer in time or ended, and answer no more."""
 
@@ -119,10 +154,29 @@ class Episode:
         """Turns of the policy so far."""
         return len(self.ends)
 
+    def __post_init__(self) -> None:
+        self.contexts.append(Context(self.query.prompt))
+
+    @property
+    def here(self) -> Context:
+        """The present context."""
+        return self.contexts[-1]
+
     @property
     def written(self) -> int:
         """Tokens that the policy wrote."""
         return len(self.ids) - sum(self.observed)
+
+
+class Span(NamedTuple):
+    """A context of a finished completion."""
+
+    row: int
+    prompt: Prompt
+    begin: int
+    """The column of its first token."""
+    length: int
+    shown: tuple[Media, ...]
 
 
 @dataclass(frozen=True)
@@ -134,14 +188,28 @@ class Conversations:
     observed: Bool[Tensor, "B T"]
 
     @property
+    def spans(self) -> list[Span]:
+        """The contexts in which something was written, those of a completion one after the other."""
+        ends = [
+            (row, now, Context(one.query.prompt, len(one.ids), len(one.shown)) if then is None else then, one)
+            for row, one in enumerate(self.episodes)
+            for now, then in zip_longest(one.contexts, one.contexts[1:])
+        ]
+        return [
+            Span(row, now.prompt, now.token, then.token - now.token, tuple(one.shown[now.shown : then.shown]))
+            for row, now, then, one in ends
+            if now.token < then.token
+        ]
+
+    @property
     def shown(self) -> Sequence[tuple[Media, ...]]:
         """The media in each completion; empty if none has any."""
         return [tuple(one.shown) for one in self.episodes] if any(one.shown for one in self.episodes) else ()
 
     @property
     def ended(self) -> Bool[Tensor, " B"]:
-        """Completions that did not end at their last token."""
-        ended = torch.tensor([one.end != "tokens" for one in self.episodes])
+        """Completions that were not cut off."""
+        ended = torch.tensor([one.end not in CUT for one in self.episodes])
         return ended.to(self.observed.device)
 
     def fields(self, records: frozenset[str] = frozenset()) -> dict[str, Tensor]:
@@ -221,6 +289,8 @@ class Tools:
     """Calls in a row that cannot be read, with which a completion ends; 0: it goes on."""
     memory: int = 0
     """Bytes that the process of an instance, or of a function, may take beyond what all share; 0: any number."""
+    summaries: Summaries | None = None
+    """When contexts are summed up; None: never."""
 
     @cached_property
     def table(self) -> dict[str, tuple[type | None, Callable[..., Any]]]:
@@ -357,10 +427,11 @@ class Tools:
             asked = [
                 replace(
                     one.query,
+                    prompt=one.here.prompt,
                     slot=one.query.slot * STREAMS + one.member,
                     count=1,
-                    forced=tuple(one.ids),
-                    shown=tuple(one.shown),
+                    forced=tuple(one.ids[one.here.token :]),
+                    shown=tuple(one.shown[one.here.shown :]),
                 )
                 for one in going
             ]
@@ -385,6 +456,10 @@ class Tools:
         if ids[-1] not in ends:
             one.end = "tokens"
             return
+        if one.summing:
+            if one.turn == self.turns:
+                one.end = "turns"
+            return
         calls = calls_of(self.prefilled + one.text)
         for _, given in calls:
             one.unreadable = one.unreadable + 1 if isinstance(given, str) else 0
@@ -406,7 +481,7 @@ class Tools:
     def _turned(self, one: Episode, seed: int, keyed: bool) -> list[Call]:
         """The answered calls of the newest turn, one after the other, none of a last one; then the turn is rewarded,
         and the next state numbered."""
-        calls = [] if one.end or one.fault else calls_of(self.prefilled + one.text)
+        calls = [] if one.end or one.fault or one.summing else calls_of(self.prefilled + one.text)
         most = self.calls_per_turn or len(calls)
         answered = [self._answered(one, name, given, seed) for name, given in calls[:most]]
         if more := len(calls[most:]):
@@ -425,6 +500,8 @@ class Tools:
     def _state(self, answered: Sequence[Call], one: Episode, seed: int) -> int:
         """The number of the present state: of what the classes with a method ``state`` return or, without any, of the
         newest observation. One that could not be named is equal to no other."""
+        if not self.stating and one.summing:
+            return number_of(one.query.prompt, {"summary": one.text})
         if not self.stating:
             return number_of(one.query.prompt, *map(_observation, answered))
         named = []
@@ -481,13 +558,34 @@ class Tools:
         return answer.get("value"), answer.get("error", "")
 
     def _observed(self, one: Episode, answered: Sequence[Call], model: TokenModel, most: int) -> None:
-        """What the newest turn's calls were answered; the completion ends where it leaves no token to the policy."""
+        """What the newest turn's calls were answered; the completion ends where it leaves no token to the policy. After
+        a summary its next context begins; where the present one is full a summary is asked for."""
+        if one.summing:
+            one.turns.append(Turn("assistant", (self.prefilled + one.text,)))
+            prompt = self._summaries.again(one.query.prompt, one.text)
+            one.contexts.append(Context(prompt, len(one.ids), len(one.shown)))
+            one.summing = False
+            if len(one.ids) >= most:
+                one.end = "tokens"
+            return
         read: list[Any] = []
         answered = [self._looked_at(call, model, one.query.prompt, read) for call in answered]
         one.calls += answered
         texts = [self._shown(call, model) for call in answered]
-        written = self.reply([_content(text, call.images) for text, call in zip(texts, answered, strict=True)])
-        ids = model.spell_shown(written, read) if read and isinstance(model, Showing) else model.spell(written)[:-1]
+
+        def spelled() -> list[int]:
+            written = self.reply([_content(text, call.images) for text, call in zip(texts, answered, strict=True)])
+            return (
+                model.spell_shown(written, read) if read and isinstance(model, Showing) else model.spell(written)[:-1]
+            )
+
+        ids = spelled()
+        if self.summaries and len(one.ids) - one.here.token + len(ids) > self.summaries.tokens:
+            if len(one.contexts) > self.summaries.most:
+                one.end = "summaries"
+                return
+            texts[-1] = f"{texts[-1]}\n\n{self.summaries.asked}"
+            ids, one.summing = spelled(), True
         if len(one.ids) + len(ids) >= most:
             one.end = "tokens"
             return
@@ -498,6 +596,11 @@ class Tools:
         one.shown += [image for call in answered for image in call.images]
         one.turns.append(Turn("assistant", (self.prefilled + one.text,)))
         one.turns += [Turn("tool", (text, *call.images)) for text, call in zip(texts, answered, strict=True)]
+
+    @property
+    def _summaries(self) -> Summaries:
+        assert self.summaries is not None
+        return self.summaries
 
     def _looked_at(self, call: Call, model: TokenModel, prompt: Prompt, read: list[Any]) -> Call:
         """The call, whose images are added to those that were ``read``; failed where the model cannot read them, an

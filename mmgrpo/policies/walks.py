@@ -4,6 +4,7 @@
     BeamSearch     the most likely completions (``beam_search``)
     Tree           samples that share their beginnings (``text_trees``)
     Conversation   turns between which tools answer (``conversation``)
+    Programmed     calls of a program, each with a prompt of its own (``programs``)
 
 Beside a completion or a beam search stand additions, each of which changes one part of it: the data set's answer in
 each group (``given_answers``), forms of a prompt (``variants``), further samples under a changed prompt
@@ -34,7 +35,7 @@ from mmgrpo.policies.token_passes import Search, TokenPasses
 from mmgrpo.runtime.devices import put
 from mmgrpo.types import CONTRAST, HINT, HINTED, OWN, REFERENCE, Decisions, Output, Request, Rollout
 
-OF_TURNS = frozenset({"turn", "state", "action", "answer_gain"})
+OF_TURNS = frozenset({"turn", "state", "action", "call", "answer_gain"})
 """Records of completions that have turns."""
 
 
@@ -42,7 +43,8 @@ OF_TURNS = frozenset({"turn", "state", "action", "answer_gain"})
 class Walked:
     """What a walk has drawn; the samples of a prompt are adjacent rows."""
 
-    sequences: Sequences
+    sequences: Any
+    """``Sequences``, or ``Chains`` of them where a row is several; what reads single ones is then lacking."""
     numbers: dict[str, Tensor]
     """What was recorded of each token, ``log_probs`` and ``entropy`` among it, Float[Tensor, "B T"], or of each row."""
     origin: Int[Tensor, " B"]
@@ -264,6 +266,7 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "search": ("beam_search", "BeamSearch"),
     "tree": ("text_trees", "Tree"),
     "tools": ("conversation", "Conversation"),
+    "program": ("programs", "Programmed"),
     "reference_in_group": ("given_answers", "GivenAnswers"),
     "variants": ("variants", "Variants"),
     "contrast": ("contrasts", "Contrast"),
@@ -296,6 +299,7 @@ def walk_of(
     states: str = "",
     tree: str = "",
     tools: Any = None,
+    program: Any = None,
     divergence: bool = False,
     temperature_by_entropy: float = 0.0,
 ) -> Completion:
@@ -304,11 +308,11 @@ def walk_of(
     ``reference_in_group`` one member of a group is the prompt's reference answer. ``contrast`` names a change of the
     prompt under which further rows are sampled (``CONTRASTS``); ``variants`` forms of it among which its group is
     divided (``VARIANTS``); ``states`` those of a completion that rewards judge (``STATES``), ``tree`` how samples share
-    tokens (``TREES``), and ``tools`` what completions call (``Tools``). ``divergence`` records how much the members of
-    a group differ at each position, for credits that need it, and ``temperature_by_entropy`` draws uncertain tokens
-    hotter. ValueError for parts that do not go together."""
+    tokens (``TREES``), ``tools`` what completions call (``Tools``), and ``program`` of which calls a sample is made
+    (``Program``). ``divergence`` records how much the members of a group differ at each position, for credits that need
+    it, and ``temperature_by_entropy`` draws uncertain tokens hotter. ValueError for parts that do not go together."""
     asked = {"search": search, "reference_in_group": reference_in_group, "contrast": contrast, "variants": variants}
-    asked |= {"states": states, "tree": tree, "tools": tools, "divergence": divergence}
+    asked |= {"states": states, "tree": tree, "tools": tools, "program": program, "divergence": divergence}
     asked |= {"temperature_by_entropy": temperature_by_entropy}
     parts = parts_of(asked)
     refuse_parts(parts)

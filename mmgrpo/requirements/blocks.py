@@ -57,9 +57,9 @@ REQUIREMENTS: Mapping[str, Requirement] = {
     ),
     "steps": Requirement(
         "rewards of single steps",
-        "sampling.completion_steps of denoising models, sampling.states or sampling.tools of texts",
+        "sampling.completion_steps of denoising models, sampling.states, sampling.tools or sampling.program of texts",
     ),
-    "turns": Requirement("completions of several turns", "sampling.tools of texts"),
+    "turns": Requirement("completions of several turns", "sampling.tools or sampling.program of texts"),
     "beam": Requirement("groups from a beam search", "sampling.search=beam of texts"),
     "sampler": Requirement(
         "a second sampler, whose probabilities differ from the trainer's",

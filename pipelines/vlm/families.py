@@ -175,6 +175,8 @@ def arithmetic(config: Config) -> Arithmetic:
     further = []
     if tools := sampling.tools:
         further.append(f"in at most {sampling.turns} turns each, which call {', '.join(tools)}{unread(config)}")
+    if sampling.program:
+        further.append(f"each of at most {sampling.turns} calls of {sampling.program}")
     if sampling.contrast:
         further.append(f"and those of changed prompts ({sampling.contrast}), scored but not trained on")
     return replace(cost, lines=(cost.lines[0], *further, *cost.lines[1:]))

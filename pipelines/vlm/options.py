@@ -149,8 +149,15 @@ class VlmSampling(TokenSampling):
     tools: Annotated[list[str], ANY_TEXT, *SAMPLING["sampling.tools"]] = field(default_factory=list)
     """Tools that completions may call, functions or classes of your own: my_tools:search. Calls and results are parts
     of one completion, of which only the model's own tokens are trained on; empty: none."""
-    turns: Annotated[int, within("[1, 1e4]"), needs("sampling.tools")] = 4
-    """With tools: maximum number of turns of the model in a completion; calls in the last one are not answered."""
+    program: Annotated[str, ANY_TEXT, *SAMPLING["sampling.program"]] = ""
+    """Generator function of your own, my_program:answer, that makes each sample of several calls of the model, trained
+    together: modules of a pipeline, or agents; max_tokens is that of a call. Empty: none."""
+    trained_modules: Annotated[list[str], ANY_TEXT, needs("sampling.program")] = field(default_factory=list)
+    """With a program: modules whose calls are trained; the others are drawn without the adapters (model.lora_rank).
+    Empty: all."""
+    turns: Annotated[int, within("[1, 1e4]"), needs("sampling.tools") | needs("sampling.program")] = 4
+    """With tools: maximum number of turns of the model in a completion; calls in the last one are not answered. With a
+    program: that of calls."""
     calls_per_turn: Annotated[int, COUNT_OR_ZERO, needs("sampling.tools")] = 0
     """With tools: maximum number of calls of a turn that are answered; the others are answered by one error; 0: all are
     answered."""
@@ -168,6 +175,16 @@ class VlmSampling(TokenSampling):
     tool_workers: Annotated[int, COUNT, needs("sampling.tools")] = 1
     """With tools: completions whose calls are answered at a time, by threads. Raise it for tools that wait for others,
     a search over the network for instance; 1: one after the other, always in the same order."""
+    context_tokens: Annotated[int, COUNT_OR_ZERO, needs("sampling.tools")] = 0
+    """With tools: length behind the prompt beyond which the model is asked to sum up its work, and goes on with the
+    prompt and the summary alone (SUPO); max_tokens counts all contexts. 0: never."""
+    summaries: Annotated[int, COUNT, needs("sampling.context_tokens")] = 7
+    """Maximum number of summaries of a completion; where the context after the last is full, it is cut off."""
+    summary_instruction: Annotated[str, LONG_TEXT, needs("sampling.context_tokens")] = (
+        "The context is full. Do not call a tool now: sum up what you have found and done, and what is left to do. You "
+        "will read this summary and the question alone."
+    )
+    """What the model reads behind the last result where it is to write a summary."""
     dtype: Annotated[str, one_of("", "bfloat16", "float16")] = ""
     """Precision of sampling, bfloat16 or float16, with log-probabilities recomputed in model.dtype; empty:
     model.dtype."""

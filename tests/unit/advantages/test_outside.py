@@ -67,6 +67,8 @@ def inputs(outside: bool) -> dict[str, Any]:
         "entropy": torch.rand(INSIDE, 2, generator=generator, dtype=torch.float64),
         "decision_mask": torch.ones(INSIDE, 2, dtype=torch.bool),
         "log_probs": -torch.rand(INSIDE, 2, generator=generator, dtype=torch.float64),
+        "turn": torch.tensor([[0, 1]] * INSIDE),
+        "call": torch.tensor([[1, 2]] * 3 + [[1, 3]] + [[1, 2]] * 3),
     }
     columns |= {"certainty": columns["entropy"]}
     if outside:
@@ -81,6 +83,8 @@ def inputs(outside: bool) -> dict[str, Any]:
             "decision_mask": torch.ones(4, 2, dtype=torch.bool),
             "log_probs": torch.full((4, 2), -9.0, dtype=torch.float64),
             "certainty": torch.full((4, 2), 50.0, dtype=torch.float64),
+            "turn": torch.tensor([[0, 1]] * 4),
+            "call": torch.full((4, 2), 9),
         }
         columns = {name: torch.cat([column, more.get(name, wild.to(column))]) for name, column in columns.items()}
     rows = len(columns["values"])

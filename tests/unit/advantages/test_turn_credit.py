@@ -30,7 +30,7 @@ def conversing(turns, rewards, **more) -> Decisions:
 
 def credited(text, advantages, made, **more):
     """``credit``, whose numbers of turns and states stay whole."""
-    whole = {name: made.fields[name] for name in ("turn", "state", "action") if name in made.fields}
+    whole = {name: made.fields[name] for name in ("turn", "state", "action", "call") if name in made.fields}
     return credit(text, advantages, made, **whole, **more)
 
 
@@ -288,3 +288,53 @@ def test_what_tools_wrote_takes_no_part_in_the_process_statistic():
     made = conversing([[0, OBSERVED, 1], [0, 1, OBSERVED]], [[1.0, 0.0], [1.0, 0.0]])
     got = credited("turn_process(weight=1, eps=0)", [0.0, 0.0], made)
     assert got.numpy() == near([[1.0, 0.0, -1.0], [1.0, -1.0, 0.0]])
+
+
+CALLS = {"plan": 7, "write": 8, "write again": 9}
+
+
+def calling(*samples, **more):
+    """Samples that make these calls, of one token each."""
+    numbers = [[CALLS[one] for one in calls] for calls in samples]
+    width = max(map(len, numbers))
+    turn = [[*range(len(one)), *[-1] * (width - len(one))] for one in numbers]
+    call = torch.tensor([[*one, *[0] * (width - len(one))] for one in numbers])
+    return conversing(turn, [[]] * len(samples), call=call, **more)
+
+
+def test_a_call_is_compared_with_the_same_call_of_other_samples():
+    """mmGRPO: all write, whichever turn of theirs it is: (1 - .5) / .5, -1 and 0; two plan: 1 and .5 are +-.70711."""
+    made = calling(["plan", "write"], ["write"], ["plan", "write"])
+    found = credited("module_calls(eps=0)", [9.0, 9.0, 9.0], made, values=torch.tensor([1.0, 0.0, 0.5]).double())
+    half = 0.5**0.5
+    assert found.numpy() == near([[half, 1], [-1, 0], [-half, 0]])
+
+
+def test_calls_are_compared_within_a_group_and_rows_outside_the_statistics_not():
+    made = calling(["plan"], ["plan"], ["plan"], ["plan"], keys={"prompt": [0, 0, 1, 1]})
+    values = torch.tensor([3.0, 1.0, 0.0, 8.0]).double()
+    half = 0.5**0.5
+    found = credited("module_calls(eps=0)", [0.0] * 4, made, values=values)
+    assert found.numpy() == near([[half], [-half], [-half], [half]])
+    stat = torch.tensor([True, False, True, True])
+    assert credited("module_calls(eps=0)", [0.0] * 4, made, values=values, stat=stat).numpy() == near(
+        [[0], [0], [-half], [half]]
+    )
+
+
+def test_of_one_module_it_is_grpo():
+    values = torch.tensor([[1.0], [0.0], [0.25], [2.0]])
+    made = calling(["plan"], ["plan"], ["plan"], ["plan"], keys={"prompt": [0, 0, 1, 1]})
+    given = values, torch.ones_like(values, dtype=torch.bool), torch.ones(1), made
+    by_calls = recipe(baseline="none", scale="none", credit="module_calls")
+    torch.testing.assert_close(estimate(*given, by_calls).advantages, estimate(*given, recipe()).advantages)
+
+
+def test_only_calls_that_all_samples_make_are_trained():
+    made = calling(["plan", "write", "write again"], ["plan", "write"], ["write", "plan", "write again"])
+    rewards = torch.tensor([[1.0], [0.0], [0.5]])
+    given = rewards, rewards > -1, torch.ones(1), made
+    found = estimate(*given, recipe(baseline="none", scale="none", credit="module_calls", select=["common_calls"]))
+    assert found.loss_mask.tolist() == [[True, True, False], [True, True, False], [True, True, False]]
+    best = estimate(*given, recipe(credit="module_calls", select=["best_worst(best=1, worst=1)", "common_calls"]))
+    assert best.loss_mask.tolist() == [[True, True, False], [True, True, False], [False] * 3]

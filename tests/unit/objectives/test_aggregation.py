@@ -36,6 +36,15 @@ def test_two_samples_of_two_and_one_decisions(weighed, expected):
     assert (weighed * LOSSES).sum().item() == pytest.approx(expected)
 
 
+def test_turns_of_a_sample_count_alike_however_long_they_are():
+    """Three turns of 2, 1 and 1 tokens, the last of which is not trained, and one turn: 1/8, 1/8, 1/4 and 1/2."""
+    mask = torch.tensor([[True, True, False, True, False], [True, False, False, False, False]])
+    turn = torch.tensor([[0, 0, -1, 1, 2], [0, -1, -1, -1, -1]])
+    wanted = [[0.125, 0.125, 0, 0.25, 0], [0.5, 0, 0, 0, 0]]
+    assert aggregation.per_turn(mask, turn).tolist() == wanted
+    assert_close(aggregation.per_turn(mask, turn * 0), aggregation.per_sample(mask))
+
+
 def test_noise_aware_has_mean_one_over_rows_of_equal_length_times_per_sample():
     loss_mask, std = torch.ones(3, 2).bool(), torch.tensor([[0.7, 0.3]]).expand(3, 2)
     assert_close(

@@ -44,7 +44,7 @@ OTHERS += ["visual_distillation", "ppo_by_entropy", "fake_score", "tdm_r1", "sur
 OTHERS += ["likelihood", "reward_gradient", "srum"]
 """Objectives that compare the members of a group at one position, that are of a latent, that see no advantage, or that
 leave the surest decisions without one."""
-SUMS_TO_ONE = ["per_decision", "per_sample", "per_prompt", "noise_aware"]
+SUMS_TO_ONE = ["per_decision", "per_sample", "per_turn", "per_prompt", "noise_aware"]
 
 
 def bound(what: str, name: str) -> Bound:
@@ -71,6 +71,7 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
         "teacher.log_probs": old + spread * normal(),
         f"log_probs@{MASKED}": old + spread * normal(),
         "advantages": reward[:, None].expand(5, 4).clone(),
+        "turn": torch.tensor([0, 1, 1, 2]).expand(5, 4).clone(),
         "category_weight": torch.where(KEY == 0, 1.5, 0.5),
         "shift": normal().square() * 1e-5 * spread,
         "reference.shift": normal().square(),

@@ -20,6 +20,7 @@ from mmgrpo.types import Answer, Image, Media, Output, Policy, Prompt, Text
 from pipelines.text.causal_lm import toy
 from tests.building import algorithm_blocks, matching_policy_over, token_policy_over, trainer
 from tests.toys import ToyModel, toy_policy, toy_prompts
+from tests.unit.policies.test_programs import programmed
 from tests.unit.policies.test_tools import policy_of as conversing
 
 NO_TREES = {"tree_grpo": "algorithm.keys: got tree, expected keys of this policy"}
@@ -89,7 +90,9 @@ def policy_of(kind: str, preset: str) -> Policy:
     fields = algorithm_blocks(preset)["advantages"].fields
     states = "judged()" if "step_rewards" in fields else ""
     tree = "text_tree(children=2, depth=3, tokens=1)" if preset == "treerpo" else ""
-    if "turn" in fields:
+    if "call" in fields:
+        policy = programmed()
+    elif "turn" in fields | algorithm_blocks(preset)["loss"].fields:
         policy = conversing()
     else:
         policy = token_policy_over(toy(WORDS), max_tokens=4, divergence=preset == "tw_grpo", states=states, tree=tree)

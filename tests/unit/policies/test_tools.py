@@ -32,7 +32,7 @@ from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_model import Query, Sequences
 from mmgrpo.policies.tool_calls import calls_of
 from mmgrpo.policies.tool_table import load_tools, offered, opens
-from mmgrpo.policies.tools import ENDS, Episode, Tools, _action, _observation, number_of
+from mmgrpo.policies.tools import ENDS, Episode, Summaries, Tools, _action, _observation, number_of
 from mmgrpo.randomness import derive
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.types import Call, Image, Media, Output, Prompt, Request, Rollout, Text, Turn
@@ -108,16 +108,16 @@ def tools_of(
     workers: int = 1,
     calls_per_turn: int = 0,
     unreadable_calls: int = 0,
+    summaries: Summaries | None = None,
 ) -> Tools:
     assert model.chat is not None
     limits = (turns, observation_tokens, seconds, MARKS, "", workers, calls_per_turn)
-    return Tools(tools, model.chat.reply, *limits, unreadable_calls=unreadable_calls)
+    return Tools(tools, model.chat.reply, *limits, unreadable_calls=unreadable_calls, summaries=summaries)
 
 
 def policy_of(likely: Sequence[str] = LIKELY, tools: Sequence[Any] = (peek, hide), **settings: Any) -> TokenPolicy:
-    limits = {
-        name: settings.pop(name) for name in ("turns", "observation_tokens", "seconds", "workers") if name in settings
-    }
+    names = ("turns", "observation_tokens", "seconds", "workers", "summaries")
+    limits = {name: settings.pop(name) for name in names if name in settings}
     model = model_over(WORDS, likely)
     made = tools_of(model, *tools, **limits) if tools else None
     return token_policy_over(model, **{"max_tokens": 24, "tools": made, **settings})

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from mmgrpo.policies.programs import Program
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.walks import PARTS, Completion, walk_of
 from mmgrpo.types import Request
+from tests.unit.policies.test_programs import plan_and_write
 from tests.unit.policies.test_token_policy import PROMPTS, rescored, rollout, token_policy
 from tests.unit.policies.test_tools import policy_of as conversing
 
@@ -29,6 +31,7 @@ ASKED: dict[str, Any] = {
     "contrast": "paraphrase",
     "divergence": True,
     "states": "judged()",
+    "program": Program(plan_and_write, 2),
 }
 TOGETHER = [
     *[{"reference_in_group", other} for other in ("search", "contrast", "divergence", "states")],

@@ -1,0 +1,383 @@
+"""Samples of several calls of one policy, each with a prompt of its own: the walk of a program (``sampling.program``).
+
+    def plan_and_write(prompt, seed, member):
+        plan = yield Ask(f"Plan an answer. {prompt.text}", "planner")
+        return (yield Ask(f"{prompt.text} Follow the plan: {plan}", "writer"))
+
+A program is a generator function. It yields what a module is asked, is sent what that wrote, and returns the sample's
+text, or a ``Given`` with rewards. Modules are roles of the policy: stages of a pipeline (mmGRPO), a planner and those
+whom it plans for (AgentFlow), agents who answer each other (MAGRPO), vehicles of a fleet (OSPO), of which each member
+of the group asks for another.
+
+All of a sample's calls are one row (``chains``), so that its outcome is judged once and counts once. The calls of all
+samples of a batch are drawn together, call by call. With ``trained`` only calls of these modules are decisions; others
+are drawn by the network without its adapters, and belong to the world.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from mmgrpo.config.plugins import load_object
+from mmgrpo.config.ranges import shown
+from mmgrpo.policies.chains import Chains, padded
+from mmgrpo.policies.generation import Drawing, Generated
+from mmgrpo.policies.token_model import Query, Sequences
+from mmgrpo.policies.token_passes import TokenPasses
+from mmgrpo.policies.tools import STREAMS, number_of
+from mmgrpo.policies.walks import Completion, Walked
+from mmgrpo.randomness import derive
+from mmgrpo.types import OWN, RECORDS, Output, Prompt, Request, Text, Turn
+
+RECORDED = frozenset({"certainty", "turn", "state", "action", "call"})
+"""What it can record of the tokens of samples."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a module is asked: a text in the place of the prompt's own, behind its system prompt and media."""
+
+    text: str
+    module: str = ""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a program returns with rewards of its own."""
+
+    text: str
+    reward: float | None = None
+    """Of the whole sample: the reward ``tool_reward``."""
+    rewards: Sequence[float] = ()
+    """Of each call of trained modules, in their order: the field ``step_rewards``, which credits of turns read."""
+
+
+Calls: TypeAlias = Generator[Ask, str, "str | Given | None"]
+Function: TypeAlias = Callable[[Prompt, int, int], Calls]
+"""From a prompt, a seed that its whole group has, and the number of the sample in the group."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program and its limits."""
+
+    run: Function
+    calls: int
+    """Calls of a sample, with the last of which it ends."""
+    trained: tuple[str, ...] = ()
+    """Modules whose calls are trained; empty: all."""
+
+    @staticmethod
+    def load(name: str, calls: int, trained: Sequence[str] = ()) -> Program:
+        """The program that ``module:function`` names."""
+        if ":" not in name:
+            raise ValueError(f"sampling.program: got '{name}', expected module:function of your own")
+        return Program(load_object(name, "sampling.program", kind=_generator), calls, tuple(trained))
+
+
+def _generator(value: Any) -> str:
+    return "" if inspect.isgeneratorfunction(value) else "a generator function, which yields what modules are asked"
+
+
+@dataclass
+class Call:
+    """A call that was answered."""
+
+    ask: Ask
+    number: int
+    """Of this call among those of the module."""
+    prompt: Prompt
+    """What the policy reads."""
+    ids: list[int]
+    numbers: dict[str, list[float]]
+    text: str
+    ended: bool
+    prefilled: str
+    seen: tuple[tuple[int, int], ...]
+    trained: bool
+
+
+@dataclass
+class Sample:
+    """A sample so far."""
+
+    query: Query
+    member: int
+    program: str
+    """Its name."""
+    steps: Calls
+    ask: Ask | None = None
+    """What is asked next; None: it has ended."""
+    calls: list[Call] = field(default_factory=list)
+    given: Given = field(default_factory=lambda: Given(""))
+
+    @property
+    def trained(self) -> list[Call]:
+        """Calls that are decisions."""
+        return [call for call in self.calls if call.trained]
+
+    def go_on(self, answer: str | None, most: int) -> None:
+        """Up to what the program asks next, unless it has asked ``most`` times. RuntimeError that names the program
+        where it fails; ValueError for what no program may ask or return."""
+        name, of_prompt = self.program, f"for prompt '{self.query.prompt.id}'"
+        try:
+            asked = self.steps.send(answer)  # type: ignore[arg-type]  # None begins it
+        except StopIteration as end:
+            self.ask, self.given = None, self._returned(end.value, f"{name} {of_prompt}")
+            return
+        except Exception as error:
+            raise RuntimeError(f"sampling.program: {name} failed {of_prompt}: {error!r}") from error
+        if not isinstance(asked, Ask) or not isinstance(asked.text, str) or not asked.text:
+            raise ValueError(
+                f"sampling.program: {name} yielded {shown(asked)} {of_prompt}, expected Ask(text, module) with a text"
+            )
+        self.ask = asked
+        if len(self.calls) == most:
+            self.steps.close()
+            self.ask, self.given = None, Given(self.calls[-1].text)
+
+    def _returned(self, value: Any, where: str) -> Given:
+        if not self.calls:
+            raise ValueError(f"sampling.program: {where} ended before it asked for anything; yield at least one Ask")
+        if value is None or isinstance(value, str):
+            return Given(self.calls[-1].text if value is None else value)
+        if not isinstance(value, Given) or not isinstance(value.text, str):
+            raise ValueError(f"sampling.program: {where} returned {shown(value)}, expected a text or Given(text, ...)")
+        if value.rewards and len(value.rewards) != len(self.trained):
+            raise ValueError(
+                f"sampling.program: {where} returned {len(value.rewards)} rewards, expected {len(self.trained)}, one "
+                "for each call of the modules that are trained"
+            )
+        if wrong := [one for one in value.rewards if not math.isfinite(one)]:
+            raise ValueError(f"sampling.program: {where} returned the reward {wrong[0]} of a call, expected a number")
+        return value
+
+    def read(self, made: dict[tuple[int, str], Prompt]) -> Prompt:
+        """What the policy reads of the ask: the same object for the same words, so that it is computed once."""
+        assert self.ask is not None
+        prompt, text = self.query.prompt, self.ask.text
+        key = id(prompt), text
+        if key not in made:
+            kept = tuple(turn for turn in prompt.turns if turn.role == "system")
+            turns = (*kept, Turn("user", (*prompt.media, text))) if prompt.turns else ()
+            made[key] = replace(prompt, text=text, turns=turns)
+        return made[key]
+
+    @property
+    def output(self) -> Text:
+        """What rewards read: the returned text, behind all calls before it."""
+        calls, text = self.calls, self.given.text
+        last = calls[-1]
+        own = last.text == text
+        turns = [
+            turn
+            for call in calls
+            for turn in (Turn("user", (call.ask.text,)), Turn("assistant", (call.prefilled + call.text,)))
+        ]
+        return Text(
+            text,
+            sum(len(call.ids) for call in calls),
+            not all(call.ended for call in calls),
+            last.seen,
+            last.prefilled if own else "",
+            tuple(last.ids) if own else (),
+            tuple(turns[:-1] if own else turns),
+            tool_reward=self.given.reward,
+        )
+
+
+class Programmed(Completion):
+    """The calls of a program."""
+
+    setting = "sampling.program"
+    fields = frozenset({"turns", "step_rewards"})
+
+    def __init__(self, value: Program) -> None:
+        super().__init__(value)
+        self.program = value
+
+    @property
+    def text(self) -> str:
+        """The name of the program."""
+        return self.program.run.__name__
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """Records of one text, and scores under changed prompts."""
+        changed = {"log_probs under a changed prompt", "reference.log_probs under a changed prompt"}
+        return frozenset({f"{name} of samples" for name in RECORDS.keys() - RECORDED} | changed)
+
+    def draw(self, policy: TokenPasses, request: Request, queries: Sequence[Query], drawing: Drawing) -> Walked:
+        """All calls of the samples, of which those of trained modules are decisions."""
+        samples = self._samples(policy, queries, drawing, self.measured(request), rollout=True)
+        calls = [(row, call) for row, one in enumerate(samples) for call in one.trained]
+        if missing := next((one for one in samples if not one.trained), None):
+            raise ValueError(
+                f"sampling.trained_modules: got {list(self.program.trained)}, of which program {self.text} asked none "
+                f"for prompt '{missing.query.prompt.id}' (it asked "
+                f"{', '.join(sorted({repr(call.ask.module) for call in missing.calls}))}); name one that it asks in "
+                "every sample"
+            )
+        sequences, numbers = self._joined(policy, [call for _, call in calls], request, drawing)
+        slots = {id(call.prompt): samples[row].query.slot for row, call in calls}
+        read = {id(call.prompt): call.prompt for _, call in calls}
+        asked = [Query(prompt, slots[name], 1) for name, prompt in read.items()]
+        zeros = torch.zeros_like(numbers["log_probs"])
+        drawn = Generated(
+            sequences.ids, sequences.real, numbers["log_probs"], numbers["entropy"], zeros, numbers.get("certainty")
+        )
+        walked = self.walked(policy, request, asked, sequences, drawn)
+        place = {id(query): number for number, query in enumerate(queries)}
+        chains = Chains(
+            sequences, torch.tensor([row for row, _ in calls]), torch.tensor([place[id(one.query)] for one in samples])
+        )
+        return Walked(
+            chains,
+            {name: chains.table(value) for name, value in walked.numbers.items()},
+            torch.full((len(samples),), OWN, device=policy.device),
+            fields=self._fields(samples, chains, request.records),
+            ended=torch.tensor([all(call.ended for call in one.trained) for one in samples], device=policy.device),
+            outputs=[one.output for one in samples],
+        )
+
+    def sample(self, policy: TokenPasses, queries: list[Query], drawing: Drawing) -> list[Output]:
+        """The samples of an evaluation."""
+        return [one.output for one in self._samples(policy, queries, drawing, frozenset(), rollout=False)]
+
+    def _samples(
+        self, policy: TokenPasses, queries: Sequence[Query], drawing: Drawing, measures: frozenset[str], rollout: bool
+    ) -> list[Sample]:
+        """Run the program for every sample, all of them call by call."""
+        if any(query.forced for query in queries):
+            raise ValueError("sampling.program: got samples that begin with given tokens, expected the policy's own")
+        program, made = self.program, dict[tuple[int, str], Prompt]()
+        samples = []
+        for query in queries:
+            seed = derive(drawing.seed, "program", query.slot)
+            for member in range(query.count):
+                samples.append(Sample(query, member, self.text, program.run(query.prompt, seed, member)))
+                samples[-1].go_on(None, program.calls)
+        turn = 0
+        while live := [one for one in samples if one.ask is not None]:
+            for frozen in (False, True):
+                if some := [one for one in live if self._frozen(one) == frozen]:
+                    self._turn(policy, some, drawing, measures, turn, made, frozen, rollout)
+            for one in live:
+                one.go_on(one.calls[-1].text, program.calls)
+            turn += 1
+        return samples
+
+    def _frozen(self, sample: Sample) -> bool:
+        assert sample.ask is not None
+        return bool(self.program.trained) and sample.ask.module not in self.program.trained
+
+    def _turn(
+        self,
+        policy: TokenPasses,
+        samples: Sequence[Sample],
+        drawing: Drawing,
+        measures: frozenset[str],
+        turn: int,
+        made: dict[tuple[int, str], Prompt],
+        frozen: bool,
+        rollout: bool,
+    ) -> None:
+        """The next call of some samples. Where all samples of a prompt begin with the same, it is drawn as a plain
+        rollout draws it."""
+        reference = policy.model.reference
+        if frozen and not reference.bare:
+            raise ValueError(
+                f"sampling.trained_modules: got {list(self.program.trained)} with a model that is not trained by new "
+                "adapters, without which the others are drawn; set model.lora_rank above 0, or train all modules"
+            )
+        read = [one.read(made) for one in samples]
+        together = Counter((id(one.query), id(prompt)) for one, prompt in zip(samples, read, strict=True))
+        asked: dict[object, Query] = {}
+        for one, prompt in zip(samples, read, strict=True):
+            key = id(one.query), id(prompt)
+            if turn == 0 and together[key] == one.query.count:
+                asked[key] = replace(one.query, prompt=prompt)
+            else:
+                asked[id(one)] = replace(one.query, prompt=prompt, slot=one.query.slot * STREAMS + one.member, count=1)
+        plain = turn == 0 and not frozen
+        seed = drawing.seed if plain else derive(drawing.seed, "frozen call" if frozen else "call", turn)
+        with reference() if frozen else nullcontext():
+            engine = policy.engine if rollout and not frozen else None
+            sequences, drawn = policy.generate([*asked.values()], replace(drawing, seed=seed), measures, None, engine)
+        context, rows = sequences.context, sequences.prompts.tolist()
+        tables = {"log_probs": drawn.log_probs.tolist(), "entropy": drawn.entropy.tolist()}
+        tables |= {} if drawn.certainty is None else {"certainty": drawn.certainty.tolist()}
+        ends = frozenset(policy.ends.tolist())
+        table = zip(samples, read, rows, drawn.ids.tolist(), drawn.real.sum(1).tolist(), strict=True)
+        for number, (one, prompt, row, ids, length) in enumerate(table):
+            assert one.ask is not None
+            before = sum(call.ask.module == one.ask.module for call in one.calls)
+            one.calls.append(
+                Call(
+                    one.ask,
+                    before,
+                    prompt,
+                    ids[:length],
+                    {name: values[number][:length] for name, values in tables.items()},
+                    policy.model.decode(ids[:length]),
+                    ids[length - 1] in ends,
+                    str(context.prefilled[row]) if context.prefilled else "",
+                    context.seen[row] if context.seen else (),
+                    not frozen,
+                )
+            )
+
+    def _joined(
+        self, policy: TokenPasses, calls: Sequence[Call], request: Request, drawing: Drawing
+    ) -> tuple[Sequences, dict[str, Tensor]]:
+        """The calls as sequences, and what was recorded of their tokens."""
+        read = list({id(call.prompt): call.prompt for call in calls}.values())
+        index, device = {id(prompt): place for place, prompt in enumerate(read)}, policy.device
+        context, features = policy.encode(read)
+        ids = padded([call.ids for call in calls], policy.model.pad_id, torch.long).to(device)
+        real = padded([[True] * len(call.ids) for call in calls], False, torch.bool).to(device)
+        prompt = torch.tensor([index[id(call.prompt)] for call in calls], device=device)
+        numbers = {
+            name: padded([call.numbers[name] for call in calls], 0.0, torch.float32).to(device)
+            for name in calls[0].numbers
+        }
+        return Sequences(context, features, prompt, ids, real, request.seed, drawing.temperature), numbers
+
+    def _fields(self, samples: Sequence[Sample], chains: Chains, records: frozenset[str]) -> dict[str, Tensor]:
+        """The number of calls; of every token what is asked of its call; and what the program gave to each call."""
+        device = chains.sequences.ids.device
+        fields = {"turns": torch.tensor([float(len(one.calls)) for one in samples], device=device)}
+
+        def of_calls(number: Callable[[Sample, int, Call], int], filler: int) -> Tensor:
+            of_call = [number(one, place, call) for one in samples for place, call in enumerate(one.trained)]
+            return chains.table(torch.tensor(of_call, device=device)[:, None].expand_as(chains.sequences.ids), filler)
+
+        asked = {
+            "turn": lambda one, place, call: place,
+            "state": lambda one, place, call: number_of(one.query.prompt, call.ask.module, call.ask.text),
+            "action": lambda one, place, call: number_of(one.query.prompt, " ".join(call.text.split())),
+            "call": lambda one, place, call: number_of(one.query.prompt, call.ask.module, call.number),
+        }
+        fields |= {
+            name: of_calls(number, -1 if name == "turn" else 0) for name, number in asked.items() if name in records
+        }
+        if "turn" in records:  # what reads rewards of turns reads their numbers too
+            given = torch.tensor([one for sample in samples for one in _rewards(sample)], device=device)
+            place = torch.arange(chains.sequences.ids.shape[1], device=device)
+            last = place == chains.sequences.real.sum(1)[:, None] - 1
+            fields["step_rewards"] = chains.table(torch.where(last, given[:, None], 0.0))
+        return fields
+
+
+def _rewards(sample: Sample) -> list[float]:
+    """What the program gave to each call of trained modules; 0 where it gave none."""
+    return [float(one) for one in sample.given.rewards] or [0.0] * len(sample.trained)
