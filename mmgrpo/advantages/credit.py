@@ -241,14 +241,22 @@ def returns(step_rewards: Matrix, decision_mask: Mask, gamma: float) -> Matrix:
 
 
 def standardized(
-    matrix: Matrix, key: Key, stat: Rows, node: Node, decision_mask: Mask, over: str, ddof: int, eps: float
+    matrix: Matrix,
+    key: Key,
+    stat: Rows,
+    node: Node,
+    decision_mask: Mask,
+    over: str,
+    ddof: int,
+    eps: float,
+    scaled: bool = True,
 ) -> Matrix:
-    """(x - mean) / (std + eps) over the distinct decisions of a group at one ``position``, of a whole ``group`` or of
-    the ``batch``; 0 where the std is 0, and outside of the decisions and of ``stat``."""
+    """(x - mean) / (std + eps), or centred alone, over the distinct decisions of a group at one ``position``, of a
+    whole ``group`` or of the ``batch``; 0 where the std is 0, and outside of the decisions and of ``stat``."""
     index, _ = groups.group_index(key)
     position = torch.arange(node.shape[1], device=node.device)
     compared = {"position": index[:, None] * node.shape[1] + position, "group": index[:, None], "batch": 0 * position}
-    return standardized_among(matrix, compared[over].expand(node.shape), stat, node, decision_mask, ddof, eps)
+    return standardized_among(matrix, compared[over].expand(node.shape), stat, node, decision_mask, ddof, eps, scaled)
 
 
 def standardized_among(
@@ -313,8 +321,10 @@ def turn_return(
     outcome: Annotated[float, ANY_NUMBER] = 1.0,
     ddof: Annotated[int, DDOF] = 1,
     eps: float = 1e-4,
+    scaled: bool = True,
 ) -> Matrix:
-    """Every token of a turn has the standardized discounted sum of the rewards of this and later turns.
+    """Every token of a turn has the standardized discounted sum of the rewards of this and later turns; without
+    ``scaled`` it is centred alone (MAGRPO, arXiv:2508.04652, whose turns are joint actions).
 
     R_k = r_k + gamma R_(k+1), r_k what the tools gave to turn k (``turn_reward``), to the last one ``outcome`` times
     the reward of the sample besides; then (R - mean) / (std + eps) ``over`` the group's turns of one number, over all
@@ -324,7 +334,7 @@ def turn_return(
     rewards, there, _ = turn_rewards(values, decision_mask, step_rewards, turn, outcome)
     sums = returns(rewards, there, gamma)
     over = "position" if over == "turn" else over
-    return of_turns(standardized(sums, key, stat, each(there), there, over, ddof, eps), decision_mask, turn)
+    return of_turns(standardized(sums, key, stat, each(there), there, over, ddof, eps, scaled), decision_mask, turn)
 
 
 def turn_rewards(

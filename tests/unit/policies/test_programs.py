@@ -64,8 +64,14 @@ def said(policy: TokenPolicy, text: str) -> str:
     return one.text
 
 
-def rolled(policy: TokenPolicy, size: int = 8, slots: Sequence[int] = (0, 1, 2), records=RECORDS) -> Rollout:
-    return policy.rollout(Request(PROMPTS[: len(slots)], list(slots), size, 3, records=records))
+def rolled(
+    policy: TokenPolicy,
+    size: int = 8,
+    slots: Sequence[int] = (0, 1, 2),
+    records: frozenset[str] = RECORDS,
+    prompts: Sequence[Prompt] = PROMPTS,
+) -> Rollout:
+    return policy.rollout(Request(prompts[: len(slots)], list(slots), size, 3, records=records))
 
 
 def texts(made: Rollout) -> list[Text]:
