@@ -63,6 +63,18 @@ def broadcast(advantages: Values, keep: Rows, node: Node, decision_mask: Mask) -
     return mean_over_sharing_rows(advantages[:, None].expand(node.shape), keep, node, decision_mask)
 
 
+@block(CREDITS, level="group", requires={"tree": {}})
+def leaf_sum(advantages: Values, keep: Rows, node: Node, decision_mask: Mask) -> Matrix:
+    """Every decision has the sum of the advantages of the rows of ``keep`` that share it, as if each trained it:
+    Tree-GRPO (arXiv:2509.21240), whose code trains every leaf whole. Unshared it is ``broadcast``. Leaves 1, 0 and -3
+    below one turn: -2, where ``broadcast`` has -2/3."""
+    entries = decision_mask & keep[:, None]
+    sums = torch.where(entries, advantages[:, None].expand(node.shape), 0.0)
+    if any_shared(node, decision_mask):
+        sums[decision_mask] = groups.group_sum(sums[decision_mask], node[decision_mask], entries[decision_mask])
+    return sums
+
+
 def fuse(values: Values, node: Key, tail: Values, rows: Rows, beta: float) -> Values:
     """Path-weighted mean of the leaf values below each row's node at one position, for every row.
 

@@ -37,7 +37,7 @@ SAMPLING: Mapping[str, tuple[Declaration, ...]] = {
     ),
     "sampling.tree": (
         excludes(
-            *("sampling.states", "sampling.contrast", "sampling.variants"),
+            *("sampling.states", "sampling.contrast", "sampling.variants", "sampling.context_tokens"),
             *("sampling.dtype", "sampling.draw_batch_size", BEAM, *reading("divergence")),
             *(where("sampling.truncated", "mask"), where("rollout.engine", but="policy")),
             *("data.reference_in_group", *FURTHER_ROWS),
@@ -46,7 +46,8 @@ SAMPLING: Mapping[str, tuple[Declaration, ...]] = {
     ),
     "sampling.tools": (
         excludes(
-            *("sampling.tree", "sampling.states", "sampling.contrast", BEAM, where("sampling.variants", "prefixes")),
+            where("sampling.tree", "text_tree"),
+            *("sampling.states", "sampling.contrast", BEAM, where("sampling.variants", "prefixes")),
             *("data.reference_in_group", "data.offline", "rollout.max_staleness", *FURTHER_ROWS),
             where("model.family", SUPPRESSING),
             *reading(

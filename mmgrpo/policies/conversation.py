@@ -16,6 +16,7 @@ from mmgrpo.policies.records import answer_gains
 from mmgrpo.policies.token_model import Query, Sequences
 from mmgrpo.policies.token_passes import TokenPasses
 from mmgrpo.policies.tools import CUT, NUMBERS, WALKING, Conversations, Tools
+from mmgrpo.policies.turn_trees import Branching, TurnTree, numbered
 from mmgrpo.policies.walks import Completion, Walked
 from mmgrpo.randomness import derive
 from mmgrpo.types import OWN, Output, Prompt, Request, Text
@@ -52,21 +53,37 @@ class Conversation(Completion):
             raise ValueError(
                 "sampling.tools: got completions that begin with given tokens, expected those of the policy alone"
             )
+        if self.branching:
+            queries = [replace(query, count=self.branching.trees) for query in queries]
         return self.tools.opened(queries, request.seed), drawing
+
+    @property
+    def branching(self) -> TurnTree | None:
+        """The shape of the trees whose leaves the completions are."""
+        return next((one.shape for one in self.additions if isinstance(one, Branching)), None)
 
     def draw(self, policy: TokenPasses, request: Request, queries: Sequence[Query], drawing: Drawing) -> Walked:
         """All turns of the completions."""
         measures = self.measured(request)
         sequences, drawn = policy.generate(queries, drawing, measures, engine=policy.engine)
         keyed = bool(request.records & {"state", "action"})
-        turns = self._turns(policy, sequences, drawn, queries, drawing, measures, policy.engine, keyed)
+        tree = self.branching
+        turns = self._turns(policy, sequences, drawn, queries, drawing, measures, policy.engine, keyed, tree)
         drawn = turns.drawn
         fields = turns.fields(request.records)
         if self.tools.summaries:
             walked = self._summed(policy, request, sequences, turns)
             return replace(walked, outputs=_texts(sequences, turns), ended=turns.ended, fields=fields)
         sequences = replace(sequences, ids=drawn.ids, real=drawn.real, observed=turns.observed, shown=turns.shown)
+        if tree:
+            places = {id(query): place for place, query in enumerate(queries)}
+            prompt = torch.tensor([places[id(one.query)] for one in turns.episodes], device=policy.device)
+            sequences = replace(sequences, prompt=prompt)
         walked = self.walked(policy, request, queries, sequences, drawn)
+        if tree:
+            node, owner = (one.to(policy.device) for one in numbered(turns.episodes, drawn.ids.shape[1]))
+            key = torch.tensor(turns.trees, device=policy.device)
+            walked = replace(walked, node=node, owner=owner, keys={"tree": key})
         if "answer_gain" in request.records:
             fields["answer_gain"] = self._gains(policy, sequences, queries, turns)
         return replace(walked, outputs=_texts(sequences, turns), ended=turns.ended, fields=fields)
@@ -125,6 +142,7 @@ class Conversation(Completion):
         measures: frozenset[str] = frozenset(),
         engine: Drawer | None = None,
         keyed: bool = False,
+        tree: TurnTree | None = None,
     ) -> Conversations:
         """The completions that begin with the turns that were drawn."""
 
@@ -133,7 +151,7 @@ class Conversation(Completion):
             return policy.generate(some, later, measures, engine=engine)[1]
 
         rows, ends = [queries[place] for place in sequences.prompts.tolist()], frozenset(policy.ends.tolist())
-        return self.tools.converse(drawn, rows, draw, policy.model, ends, drawing.max_tokens, drawing.seed, keyed)
+        return self.tools.converse(drawn, rows, draw, policy.model, ends, drawing.max_tokens, drawing.seed, keyed, tree)
 
     def _gains(
         self, policy: TokenPasses, sequences: Sequences, queries: Sequence[Query], turns: Conversations

@@ -29,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import groupby, zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -108,6 +108,22 @@ class Summaries:
         return appended(prompt, f"\n\nSummary of the work so far:\n{summary}")
 
 
+@runtime_checkable
+class Growing(Protocol):
+    """What makes trees of completions (``turn_trees``)."""
+
+    def grow(
+        self,
+        chains: Sequence[Episode],
+        seed: int,
+        fork: Callable[[Episode, int, int], Episode],
+        go_on: Callable[[Sequence[Episode], int], None],
+        made: Callable[[Episode], None],
+    ) -> list[tuple[Episode, int]]:
+        """The leaves of all trees, each with the number of its tree."""
+        ...
+
+
 @dataclass
 class Episode:
     """A completion so far: what was drawn and read, and its instances of the tools that are classes."""
@@ -146,6 +162,12 @@ class Episode:
     """The present one last."""
     summing: bool = False
     """Whether the next turn is a summary."""
+    before: list[tuple[int, int]] = field(default_factory=list)
+    """The number of turns and of calls before each turn of the policy."""
+    parent: Episode | None = None
+    """Of which it shares the first turns."""
+    shared_turns: int = 0
+    shared_tokens: int = 0
     instances: dict[type, Copy] = field(default_factory=dict)
     """The processes of its instances; closed ones did not answer in time or ended, and answer no more."""
 
@@ -186,6 +208,8 @@ class Conversations:
     episodes: Sequence[Episode]
     drawn: Generated
     observed: Bool[Tensor, "B T"]
+    trees: Sequence[int] = ()
+    """The number of the tree of each, where they are leaves of some."""
 
     @property
     def spans(self) -> list[Span]:
@@ -353,23 +377,77 @@ class Tools:
         most: int,
         seed: int,
         keyed: bool = False,
+        tree: Growing | None = None,
     ) -> Conversations:
         """The completions that begin with ``first``, whose row i is of ``queries[i]``, at most ``most`` tokens each;
-        ``keyed``: with the states and actions of their turns."""
+        ``keyed``: with the states and actions of their turns. With a ``tree`` they are the first of their trees, whose
+        leaves are returned."""
         members: dict[int, int] = {}
         rows = []
         for query in queries:
             opened = [Turn("user", (text,))] if (text := "".join(query.opening)) else []
             rows.append(Episode(query, members.setdefault(query.slot, 0), turns=opened, fault=query.fault))
             members[query.slot] += 1
+        begun, trees = [*rows], list[int]()
+
+        def go_on(some: Sequence[Episode], number: int) -> None:
+            self._converse(some, None, draw, model, ends, most, seed, keyed, (number + 1) * STREAMS)
+
         try:
             self._converse(rows, first, draw, model, ends, most, seed, keyed)
+            if tree:
+                leaves = tree.grow(rows, seed, partial(self._forked, seed=seed), go_on, begun.append)
+                rows, trees = [one for one, _ in leaves], [number for _, number in leaves]
         finally:
-            for one in rows:
+            for one in begun:
                 for copy in one.instances.values():
                     self.process.leave(copy, self.seconds)
         self._count(rows)
-        return _joined(rows, first, model.pad_id)
+        return replace(_joined(rows, first, model.pad_id), trees=trees)
+
+    def _forked(self, one: Episode, turn: int, member: int, seed: int) -> Episode:
+        """A completion that goes on from before a turn of another: with its tokens and calls, which are made again in
+        instances of its own. RuntimeError where they are answered otherwise."""
+        (tokens, shown_), (turns, calls) = one.begun[turn], one.before[turn]
+        fork = Episode(
+            one.query,
+            member,
+            one.ids[:tokens],
+            one.observed[:tokens],
+            {name: values[:tokens] for name, values in one.numbers.items()},
+            begun=one.begun[:turn],
+            ends=one.ends[:turn],
+            earned=one.earned[:turn],
+            states=one.states[: turn + 1],
+            actions=one.actions[:turn],
+            turns=one.turns[:turns],
+            shown=one.shown[:shown_],
+            calls=one.calls[:calls],
+            before=one.before[:turn],
+            fault=one.query.fault,
+            parent=one,
+            shared_turns=turn,
+            shared_tokens=tokens,
+        )
+        if not one.instances:
+            return fork
+        for place in range(turn):
+            first, made = one.before[place]
+            written = str(one.turns[first].parts[0])
+            for number, (name, given) in enumerate(calls_of(written)[: self.calls_per_turn or None]):
+                if name not in self.table or self.table[name][0] is None:
+                    continue
+                again, was = self._answered(fork, name, given, seed), one.calls[made + number]
+                if (again.result, again.error) != (was.result, was.error):
+                    raise RuntimeError(
+                        f"sampling.tree: '{name}' answered {again.result or again.error!r:.80} when the calls of a "
+                        f"completion of prompt '{one.query.prompt.id}' were made again, expected "
+                        f"{was.result or was.error!r:.80} as before; in a tree the answers of a class may depend "
+                        "on the prompt, the seed and the calls alone"
+                    )
+            if self.rewarding_turns:
+                self._given(fork, "turn_reward", self.rewarding_turns, seed)
+        return fork
 
     def _count(self, rows: Sequence[Episode]) -> None:
         """Warn of worlds that failed; RuntimeError where those of ``FAILURES`` prompts in a row have."""
@@ -389,21 +467,36 @@ class Tools:
     def _converse(
         self,
         rows: Sequence[Episode],
-        first: Generated,
+        first: Generated | None,
         draw: Draw,
         model: TokenModel,
         ends: frozenset[int],
         most: int,
         seed: int,
         keyed: bool,
+        turn: int = 1,
     ) -> None:
-        """Continue the completions until all have ended."""
-        if keyed:
+        """Continue the completions until all have ended; ``first``: what is already drawn of their next turn, that of
+        the number ``turn``."""
+        if keyed and first is not None:
             for one, state in zip(rows, self._each(rows, partial(self._state, (), seed=seed)), strict=True):
                 one.states.append(state)
         turned = partial(self._turned, seed=seed, keyed=keyed)
-        going, drawn, turn = rows, first, 1
+        going, drawn = rows, first
         while True:
+            if drawn is None:
+                asked = [
+                    replace(
+                        one.query,
+                        prompt=one.here.prompt,
+                        slot=one.query.slot * STREAMS + one.member,
+                        count=1,
+                        forced=tuple(one.ids[one.here.token :]),
+                        shown=tuple(one.shown[one.here.shown :]),
+                    )
+                    for one in going
+                ]
+                drawn = draw(asked, most - min(len(one.ids) for one in going), turn)
             tables = {"log_probs": drawn.log_probs.tolist(), "entropy": drawn.entropy.tolist()}
             tables |= {} if drawn.certainty is None else {"certainty": drawn.certainty.tolist()}
             for row, (one, ids, real) in enumerate(zip(going, drawn.ids.tolist(), drawn.real.tolist(), strict=True)):
@@ -423,19 +516,7 @@ class Tools:
                 for one in rows:
                     one.end = "failed" if one.fault else one.end
                 return
-            turn += 1
-            asked = [
-                replace(
-                    one.query,
-                    prompt=one.here.prompt,
-                    slot=one.query.slot * STREAMS + one.member,
-                    count=1,
-                    forced=tuple(one.ids[one.here.token :]),
-                    shown=tuple(one.shown[one.here.shown :]),
-                )
-                for one in going
-            ]
-            drawn = draw(asked, most - min(len(one.ids) for one in going), turn)
+            drawn, turn = None, turn + 1
 
     def _written(
         self,
@@ -447,6 +528,7 @@ class Tools:
     ) -> None:
         """A further turn of the policy; the completion ends with it unless it calls tools that may still answer."""
         one.begun.append((len(one.ids), len(one.shown)))
+        one.before.append((len(one.turns), len(one.calls)))
         one.ids += ids
         one.observed += [False] * len(ids)
         for name, values in numbers.items():

@@ -95,6 +95,9 @@ class Part:
 class Addition(Part):
     """What stands beside a completion; a hook that is not overridden changes nothing."""
 
+    beside: ClassVar[str] = ""
+    """The setting of the walk beside which alone it stands; empty: any."""
+
     def queries(self, policy: TokenPasses, request: Request, queries: list[Query]) -> list[Query]:
         """The queries of the request, changed or with others behind them."""
         return queries
@@ -264,7 +267,7 @@ def given_beginnings(policy: TokenPasses, request: Request) -> dict[int, Query]:
 
 PARTS: Mapping[str, tuple[str, str]] = {
     "search": ("beam_search", "BeamSearch"),
-    "tree": ("text_trees", "Tree"),
+    "tree": ("turn_trees", "tree_part"),
     "tools": ("conversation", "Conversation"),
     "program": ("programs", "Programmed"),
     "reference_in_group": ("given_answers", "GivenAnswers"),
@@ -317,8 +320,15 @@ def walk_of(
     parts = parts_of(asked)
     refuse_parts(parts)
     walks = [part for part in parts if isinstance(part, Completion)]
+    if len(walks) > 1:
+        asked_by = [f"{one.setting}={one.text}" for one in walks]
+        raise ValueError(f"got {' and '.join(asked_by)}, each of which is a way of drawing; leave out one of them")
     walk = walks[0] if walks else Completion()
     walk.additions = [part for part in parts if isinstance(part, Addition)]
+    if alone := next((one for one in walk.additions if one.beside and one.beside != walk.setting), None):
+        raise ValueError(
+            f"{alone.setting}: got '{alone.text}' without {alone.beside}, beside which it stands; set both"
+        )
     return walk
 
 

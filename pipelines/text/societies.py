@@ -69,8 +69,8 @@ def public_goods(
 
 def serve(prompt: Prompt, seed: int, member: int) -> Calls:
     """One vehicle of a fleet, the one of the sample's number, chooses an order: samples of a prompt are the vehicles of
-    a time step (OSPO, arXiv:2507.15351). The row's ``meta`` has ``vehicles``, places on a line, and ``orders``, pairs of
-    a place and a price; data.group_size is the number of vehicles."""
+    a time step (OSPO, arXiv:2507.15351). The row's ``meta`` has ``vehicles``, places on a line, and ``orders``, pairs
+    of a place and a price; data.group_size is the number of vehicles."""
     vehicles, orders = _fleet(prompt)
     place = vehicles[member % len(vehicles)]
     offers = ", ".join(f"{number}: at {at}, pays {price}" for number, (at, price) in enumerate(orders))

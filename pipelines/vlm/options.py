@@ -145,7 +145,8 @@ class VlmSampling(TokenSampling):
     scores the text so far, completed(count=9) completions sampled from there (VinePPO); empty: not at all."""
     tree: Annotated[str, ANY_TEXT, *SAMPLING["sampling.tree"]] = ""
     """Tree sampling, in which the samples of a prompt share prefixes: text_tree(children=2, depth=3, tokens=64)
-    (TreeRPO), with one sample per leaf; empty: independent samples."""
+    (TreeRPO), with one sample per leaf, or with tools turn_tree(trees=2, expand=2, rounds=1, keep=3) (Tree-GRPO);
+    empty: independent samples."""
     tools: Annotated[list[str], ANY_TEXT, *SAMPLING["sampling.tools"]] = field(default_factory=list)
     """Tools that completions may call, functions or classes of your own: my_tools:search. Calls and results are parts
     of one completion, of which only the model's own tokens are trained on; empty: none."""

@@ -221,12 +221,12 @@ def begins_right(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[f
 
 
 REFUSED = {"edge_grpo": "entropy", "high_entropy": "entropy", "tree_grpo": "algorithm.keys.*tree"}
-REFUSED |= {"treerpo": r"algorithm\.credit.*tree", "t1": "entropy"} | dict.fromkeys(
+REFUSED |= {"treerpo": r"algorithm\.credit.*tree", "t1": "entropy", "ospo": "entropy"} | dict.fromkeys(
     ("gr_dpo", "gr_ipo", "sft"), r"data\.offline"
 )
 REFUSED |= dict.fromkeys(("vineppo", "clip_delta", "text2grad", "subpo"), r"sampling\.states")
 REFUSED |= dict.fromkeys(
-    ("gigpo", "igpo", "turn_ppo", "module_grpo", "agent_flow"), r"sampling\.tools"
+    ("gigpo", "igpo", "turn_ppo", "module_grpo", "agent_flow", "magrpo"), r"sampling\.tools"
 ) | dict.fromkeys(("ppo", "ppo_max"), "critic")
 REFUSED |= dict.fromkeys(("papo_g", "papo_d"), "changed") | {"tw_grpo": "divergence", "rapo": "entropy"}
 REFUSED |= {"rover": "certainty", "prorl": r"eval\.every", "tgdpo": "teacher.log_probs"}

@@ -31,12 +31,14 @@ ASKED: dict[str, Any] = {
     "contrast": "paraphrase",
     "divergence": True,
     "states": "judged()",
+    "temperature_by_entropy": 0.5,
     "program": Program(plan_and_write, 2),
 }
 TOGETHER = [
     *[{"reference_in_group", other} for other in ("search", "contrast", "divergence", "states")],
     *[{"states", other} for other in ("search", "variants", "contrast", "divergence")],
     *[{"variants", "contrast"}, {"variants", "divergence"}, {"contrast", "divergence"}, {"variants", "tools"}],
+    *[{"temperature_by_entropy", other} for other in ("reference_in_group", "variants", "divergence")],
 ]
 """Every other pair is refused."""
 SETTINGS = {name: f"sampling.{name}" for name in PARTS} | {

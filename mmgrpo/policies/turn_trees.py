@@ -1,0 +1,162 @@
+"""Trees of turns: completions of a prompt that share their first turns, so that a budget of turns gives more of them
+(Tree-GRPO, arXiv:2509.21240).
+
+    root -> turn, answers -> turn, answers -> answer        a chain; any of its states may be gone on from once more
+
+A node is the state before a turn: the prompt, or what was read and written until a turn's calls were answered. Of each
+prompt several chains are drawn, the trees; then in every round each tree goes on from some of its nodes, and at the end
+a number of its leaves, drawn at random, are the samples. Tokens that several samples share have one number in ``node``
+and are trained once; the keys are ``prompt`` and ``tree``. Where tools are classes, a further leaf has instances of its
+own, in which the calls of the turns that it shares are made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from mmgrpo.config.ranges import COUNT, COUNT_OR_ZERO
+from mmgrpo.config.registry import bind, block, parse
+from mmgrpo.policies.text_trees import TREES, Tree
+from mmgrpo.policies.walks import Addition, Part
+from mmgrpo.randomness import stream
+
+if TYPE_CHECKING:
+    from mmgrpo.policies.tools import Episode
+
+Fork: TypeAlias = "Callable[[Episode, int, int], Episode]"
+"""From a completion, a number of its turns and that of a member to one that goes on from before the turn."""
+
+
+@dataclass(frozen=True)
+class TurnTree:
+    """The shape of the trees of a prompt."""
+
+    trees: int
+    expand: int
+    rounds: int
+    keep: int
+
+    @property
+    def leaves(self) -> int:
+        """Samples of a prompt."""
+        return self.trees * self.keep
+
+    def grow(
+        self,
+        chains: Sequence[Episode],
+        seed: int,
+        fork: Fork,
+        go_on: Callable[[Sequence[Episode], int], None],
+        made: Callable[[Episode], None],
+    ) -> list[tuple[Episode, int]]:
+        """The leaves of all trees, each with the number of its tree, those of a prompt and of a tree one after the
+        other. ``chains`` are the first of each tree; ``go_on`` continues further ones in the round of a number, and
+        ``made`` is told of each."""
+        trees = [[one] for one in chains]
+        members: dict[int, int] = {}
+        for one in chains:
+            members[one.query.slot] = members.get(one.query.slot, 0) + 1
+        for number in range(self.rounds):
+            forks: list[Episode] = []
+            for place, tree in enumerate(trees):
+                slot = tree[0].query.slot
+                nodes = [(one, turn) for one in tree for turn in range(_own(one), one.turn)]
+                drawn = stream(seed, "turn tree", number, slot, place % self.trees)
+                grown = []
+                for chosen in torch.randint(len(nodes), (self.expand,), generator=drawn).tolist():
+                    one, turn = nodes[chosen]
+                    grown.append(fork(one, turn, members[slot]))
+                    members[slot] += 1
+                    made(grown[-1])
+                forks += grown
+                tree += grown
+            go_on(forks, number)
+        kept = []
+        for place, tree in enumerate(trees):
+            drawn = stream(seed, "leaves", tree[0].query.slot, place % self.trees)
+            chosen = torch.randperm(len(tree), generator=drawn)[: self.keep].sort().values
+            kept += [(tree[leaf], tree[0].query.slot * self.trees + place % self.trees) for leaf in chosen.tolist()]
+        return kept
+
+
+def _own(one: Episode) -> int:
+    """The first turn whose state no earlier leaf has passed."""
+    return one.shared_turns + 1 if one.parent else 0
+
+
+@block(TREES)
+def turn_tree(
+    *,
+    trees: Annotated[int, COUNT] = 2,
+    expand: Annotated[int, COUNT] = 2,
+    rounds: Annotated[int, COUNT_OR_ZERO] = 1,
+    keep: Annotated[int, COUNT] = 3,
+) -> TurnTree:
+    """Completions with tools: of each prompt ``trees`` chains of turns, each of which in ``rounds`` rounds goes on from
+    ``expand`` of its states, drawn with replacement; ``keep`` leaves of each are samples (Tree-GRPO, arXiv:2509.21240,
+    and the numbers of its code)."""
+    return TurnTree(trees, expand, rounds, keep)
+
+
+def tree_part(value: str) -> Part:
+    """What ``sampling.tree`` asks for: a walk of texts, or what stands beside conversations."""
+    return Branching(value) if parse(value)[0] == "turn_tree" else Tree(value)
+
+
+class Branching(Addition):
+    """Conversations in trees of turns."""
+
+    setting = "sampling.tree"
+    beside = "sampling.tools"
+    keys = frozenset({"tree"})
+
+    def __init__(self, value: str) -> None:
+        super().__init__(value)
+        self.shape: TurnTree = bind(value, TREES, "sampling.tree")({})
+
+    def check_sizes(self, group_size: int, max_tokens: int) -> None:
+        """ValueError for groups that are not its leaves, and for more leaves than a tree has."""
+        tree = self.shape
+        if tree.keep > 1 + tree.expand * tree.rounds:
+            raise ValueError(
+                f"sampling.tree: got keep {tree.keep}, expected at most the {1 + tree.expand * tree.rounds} leaves of "
+                f"one that goes on from {tree.expand} states in {tree.rounds} rounds; lower it, or raise expand"
+            )
+        if group_size != tree.leaves:
+            raise ValueError(
+                f"data.group_size: got {group_size}, expected the {tree.leaves} samples of sampling.tree "
+                f"({tree.trees} trees, {tree.keep} leaves each); set it to {tree.leaves}, or change the tree"
+            )
+
+
+def numbered(rows: Sequence[Episode], width: int) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
+    """The number of each token, one for all rows that share it, and True at the first row that has it; entries without
+    a token have numbers of their own."""
+    numbers: dict[int, list[int]] = {}
+    count = 0
+
+    def of(one: Episode) -> list[int]:
+        nonlocal count
+        if id(one) not in numbers:
+            before = of(one.parent)[: one.shared_tokens] if one.parent else []
+            own = len(one.ids) - len(before)
+            numbers[id(one)] = before + [*range(count, count + own)]
+            count += own
+        return numbers[id(one)]
+
+    table = [of(one) for one in rows]
+    node = torch.full((len(rows), width), -1)
+    owner = torch.zeros_like(node, dtype=torch.bool)
+    seen: set[int] = set()
+    for row, own in enumerate(table):
+        node[row, : len(own)] = torch.tensor(own)
+        owner[row, : len(own)] = torch.tensor([one not in seen for one in own])
+        seen.update(own)
+    padding = count + torch.arange(node.numel()).view(node.shape)
+    return torch.where(node >= 0, node, padding), owner
