@@ -81,7 +81,7 @@ def test_pairs_are_the_first_right_sample_and_a_wrong_rewrite(tmp_path):
         [first] = policy.pack(rollout, [rights[prompt.id]])  # type: ignore[attr-defined]
         assert torch.equal(positive["ids"], first["ids"]) and "log_probs" not in positive
         said = policy.model.tokenizer.decode(negative["ids"].tolist())  # type: ignore[attr-defined]
-        assert not said.startswith(str(prompt.answer))
+        assert not said.startswith(str(prompt.answer)) and not bool(negative["truncated"])
     metrics = rounds[0].metrics
     assert metrics["reward_model/pairs"] == len(pairs) and not model.pairs
     assert rounds[0].totals.tolist() == [0.5] * 192  # the head begins as 0
