@@ -426,6 +426,17 @@ def of_turns(table: Float[Tensor, "B K"], decision_mask: Mask, turn: Node) -> Ma
 
 
 @block(CREDITS, level="group")
+def turn_advantage(decision_mask: Mask, turn: Node, turn_advantage: Matrix) -> Matrix:
+    """Every token of a turn has the advantage that a critic of turns gives it, min(Q_1, Q_2) - min(V_1, V_2), which the
+    field has at the turn's first token: ArCHer, arXiv:2402.19446, with the network ``turn_critic``. What turns and
+    samples earn reaches it by that alone."""
+    number = torch.where(decision_mask, turn, 0)
+    table = turn_advantage.new_zeros(len(turn), int(number.max()) + 1 if number.numel() else 1)
+    table.scatter_add_(1, number, torch.where(decision_mask, turn_advantage, 0.0))
+    return of_turns(table, decision_mask, turn)
+
+
+@block(CREDITS, level="group")
 def information_gain(
     values: Values,
     key: Key,

@@ -20,6 +20,7 @@ from mmgrpo.runtime.networks import (
     is_guide,
     is_prompt_value,
     is_reward_model,
+    is_turn_critic,
     name_of,
 )
 from mmgrpo.scoring import Scorer
@@ -36,6 +37,7 @@ def refuse_mismatch(
     under_changes = {name: f"{name.split('@')[0]} under a changed prompt" for name in scores if "@" in name}
     same = {name: under_changes.get(name, name) for name in scores}
     critics = {name_of(rule) for rule in loss.networks if is_critic(rule) and CRITIC_FIELDS & recipe.fields}
+    critics |= {name_of(rule) for rule in loss.networks if is_turn_critic(rule) and "turn_advantage" in recipe.fields}
     others = [
         name_of(rule)
         for rule in loss.networks
@@ -58,7 +60,8 @@ def refuse_mismatch(
     known = {**run, "tree": "tree" in policy.keys, "turns": "turn of samples" in policy.provides}
     known["positions"] = policy.kind != "tokens"
     known["hidden_states"] = "hidden_state" in policy.provides
-    known["critic"] = bool(critics)
+    known["critic"] = any(is_critic(rule) and name_of(rule) in critics for rule in loss.networks)
+    known["turn_critic"] = any(map(is_turn_critic, loss.networks))
     known["steps"] = known["turns"] or bool(policy.fields & STEP_FIELDS)
     refuse_unmet(recipe, loss, REQUIREMENTS.keys() - {name for name, there in known.items() if not there})
     if (
@@ -66,6 +69,7 @@ def refuse_mismatch(
         - policy.fields
         - COMPARISON_FIELDS
         - CRITIC_FIELDS
+        - {"turn_advantage"}
         - LEDGER_FIELDS
         - REMARKED
         - RECORDS.keys()

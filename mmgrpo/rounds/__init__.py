@@ -12,7 +12,7 @@ from mmgrpo.config.schedules import Schedule, named
 from mmgrpo.config.settings import Optim
 from mmgrpo.prompts.drawing import Sampling
 from mmgrpo.rounds.callback import Callback, Choices
-from mmgrpo.runtime.networks import is_critic, is_guide, is_prompt_value, is_reward_model
+from mmgrpo.runtime.networks import is_critic, is_guide, is_prompt_value, is_reward_model, is_turn_critic
 from mmgrpo.scoring import Scorer
 from mmgrpo.update import LossRecipe
 
@@ -29,6 +29,7 @@ METHODS: Mapping[str, Callable[[Choices], Any]] = {
     "networks": lambda choices: choices.loss.networks,
     "ahead": lambda choices: choices.staleness,
     "critic": lambda choices: any(map(is_critic, choices.loss.networks)),
+    "turn_critic": lambda choices: any(map(is_turn_critic, choices.loss.networks)),
     "guidance": lambda choices: any(map(is_guide, choices.loss.networks)),
     "prompt_value": lambda choices: any(map(is_prompt_value, choices.loss.networks)),
     "reward_gradients": lambda choices: "gradient_reward" in choices.loss.scores or choices.reward_drift,

@@ -27,7 +27,16 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from mmgrpo.config.names import nearest
-from mmgrpo.config.ranges import ANY_NUMBER, COUNT, COUNT_OR_ZERO, POSITIVE, UPPER_BOUND, within
+from mmgrpo.config.ranges import (
+    ANY_NUMBER,
+    COUNT,
+    COUNT_OR_ZERO,
+    FRACTION,
+    POSITIVE,
+    POSITIVE_FRACTION,
+    UPPER_BOUND,
+    within,
+)
 from mmgrpo.config.registry import Bound, bind_scheduled, block, table_of
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.checkpoint import STATE, flatten_optimizer, load_checkpoint, restore_optimizer
@@ -237,6 +246,32 @@ def is_reward_model(rule: Bound) -> bool:
     return rule.block.fn is reward_model
 
 
+@block(NETWORKS, requires={"hidden_states": {}, "turns": {}})
+def turn_critic(
+    *,
+    lr: Annotated[float, POSITIVE],
+    name: str = "turn_critic",
+    gamma: Annotated[float, FRACTION] = 0.95,
+    tau: Annotated[float, POSITIVE_FRACTION] = 0.1,
+    capacity: Annotated[int, COUNT] = 100_000,
+    updates: Annotated[int, COUNT] = 50,
+    batch: Annotated[int, COUNT] = 64,
+    warmup: Annotated[int, COUNT_OR_ZERO] = 0,
+    beta1: Annotated[float, BELOW_ONE] = 0.9,
+    beta2: Annotated[float, BELOW_ONE] = 0.999,
+) -> Move:
+    """The critic of turns for the credit ``turn_advantage``: two Q and two V with slow copies, which learn from this
+    and earlier rounds in ``updates`` steps of ``batch`` turns each (ArCHer, 2402.19446; gamma .95, tau .1, a memory of
+    100,000, 50 updates as in its code; ``mmgrpo/rounds/turn_critic.py``). They read the hidden states of the reference,
+    a network of this name. ``warmup``: the first so many optimizer steps train it alone (its 20 iterations)."""
+    return Move()
+
+
+def is_turn_critic(rule: Bound) -> bool:
+    """Whether a rule is the critic of turns."""
+    return rule.block.fn is turn_critic
+
+
 def is_critic(rule: Bound) -> bool:
     """Whether a rule is the value network of decisions."""
     return rule.block.fn is critic
@@ -266,7 +301,7 @@ def bind_networks(texts: Sequence[str]) -> tuple[Bound, ...]:
             f"algorithm.networks: {lost[0].text}: unknown network '{lost[0].parameters['of']}'."
             f"{nearest(lost[0].parameters['of'], names)}"
         )
-    for kind in (is_critic, is_prompt_value, is_reward_model):
+    for kind in (is_critic, is_prompt_value, is_reward_model, is_turn_critic):
         if len(several := [bound.text for bound in bounds if kind(bound)]) > 1:
             raise ValueError(f"algorithm.networks: got {' and '.join(several)}, expected one of them")
     drawing = [bound.text for bound in bounds if bound.parameters.get("samples")]

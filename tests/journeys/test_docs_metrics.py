@@ -167,6 +167,10 @@ def written(folder: Path) -> set[str]:
         run = trainer(conversing(tools=[Walk]), folder / preset, answered, reward=few_calls, **blocks)
         run.run_round()
         names |= {name for row in read_metrics(folder / preset / "metrics.jsonl") for name in row}
+    lines = {"credit": "turn_advantage", "baseline": "none", "scale": "none", "terms": []}
+    blocks = algorithm_blocks("grpo", networks=["turn_critic(lr=1e-3, updates=1)"], **lines)
+    trainer(conversing(tools=[Walk]), folder / "turns", TOLD, reward=few_calls, **blocks).run_round()
+    names |= {name for row in read_metrics(folder / "turns" / "metrics.jsonl") for name in row}
     lower = token_policy(sampling_dtype="bfloat16")
     made = lower.rollout(Request(prompts, [0, 1], 2, seed=0))
     names |= set(sampling_metrics(made.decisions, torch.zeros(4)))

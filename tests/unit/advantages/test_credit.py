@@ -42,7 +42,7 @@ def test_credit_keeps_the_precision_of_the_advantages(name):
     made = decisions(TREE)
     of_tokens = torch.zeros(4, 2).double()
     names = ["entropy", "divergence", "step_rewards", "step_values", "step_ends", "visual_dependency", "certainty"]
-    names += ["value", "token_rewards", "marks", "shares"]
+    names += ["value", "token_rewards", "marks", "shares", "turn_advantage"]
     fields = dict.fromkeys(names, of_tokens)
     texts = {"looking": "looking(threshold=0.1, gain=1.0)", "position_bonus": "position_bonus(gamma=0.1, slope=1.0)"}
     texts |= {"merged_turns": "merged_turns(history=0)"}
