@@ -397,6 +397,7 @@ def make_trainer(
     sampled = values_of(sections_of(config))
     kind["reward_drift"] = sampled.get("sampling.reward_drift", "")
     kind["temperature_by_entropy"] = sampled.get("sampling.temperature_by_entropy", 0.0)
+    kind["total_tokens"] = sampled.get("sampling.total_tokens", 0)
     attached = partial(methods, loss, config.optim, reward_scorers, weighting=recipe.weighting, **stopping, **kind)
     theirs = [load_callback(spec) for spec in callbacks]
     Callbacks([*attached(), *theirs])

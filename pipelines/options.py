@@ -108,6 +108,7 @@ class TokenSampling:
     states: ClassVar[str] = ""
     tree: ClassVar[str] = ""
     temperature_by_entropy: ClassVar[float] = 0.0
+    total_tokens: ClassVar[int] = 0
     tools: ClassVar[Sequence[str]] = ()
     program: ClassVar[str] = ""
     dtype: ClassVar[str] = ""

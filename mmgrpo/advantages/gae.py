@@ -59,6 +59,31 @@ def gae(
 
 
 @block(CREDITS, level="group")
+def window_gae(
+    values: Values,
+    stat: Rows,
+    node: Node,
+    decision_mask: Mask,
+    value: Matrix,
+    token_rewards: Matrix,
+    cut: Values,
+    gamma: Annotated[float, FRACTION] = 1.0,
+    lam: Annotated[float, FRACTION] = 0.95,
+    whiten: bool = True,
+) -> Matrix:
+    """``gae`` of completions that may go on in the next round (``sampling.total_tokens``): the extended one of T-PPO
+    (arXiv:2506.15050), which takes V behind the last token of a cut one for that before it, and gives it no reward. A
+    critic learns from finished ones.
+
+    V 0 .1 .2 and cut, gamma 1, lambda .95: errors .1 .1 0, and .195 .1 0. Where all are finished this is ``gae``.
+    """
+    rewards = at_last(values * (cut == 0), decision_mask) + token_rewards
+    beyond = torch.where(cut > 0, _at_end(value, decision_mask), 0.0)
+    made = advantages(rewards, value, decision_mask, gamma, lam, beyond)
+    return _credit(made, stat, node, decision_mask, whiten)
+
+
+@block(CREDITS, level="group")
 def mark_gae(
     values: Values,
     stat: Rows,
@@ -135,10 +160,17 @@ def turn_gae(
 
 
 def advantages(
-    rewards: Float[Tensor, "B K"], value: Float[Tensor, "B K"], units: Bool[Tensor, "B K"], gamma: float, lam: float
+    rewards: Float[Tensor, "B K"],
+    value: Float[Tensor, "B K"],
+    units: Bool[Tensor, "B K"],
+    gamma: float,
+    lam: float,
+    beyond: Float[Tensor, "B"] | None = None,
 ) -> Float[Tensor, "B K"]:
-    """A_k at the units of each row, which are where ``units`` is True; 0 elsewhere."""
-    made, after, later = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0]), torch.zeros_like(rewards[:, 0])
+    """A_k at the units of each row, which are where ``units`` is True; 0 elsewhere. ``beyond``: V behind the last
+    unit of each row; None: 0."""
+    made, later = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
+    after = torch.zeros_like(later) if beyond is None else beyond
     for t in reversed(range(rewards.shape[1])):
         here = units[:, t]
         one = rewards[:, t] + gamma * after - value[:, t] + gamma * lam * later
@@ -155,6 +187,11 @@ def at_last(values: Values, decision_mask: Mask) -> Matrix:
 def last_of(decision_mask: Mask) -> Mask:
     """The last decision of each row."""
     return decision_mask & (decision_mask.flip(1).cumsum(1).flip(1) == 1)
+
+
+def _at_end(value: Matrix, decision_mask: Mask) -> Values:
+    """The entry of each row's last decision."""
+    return torch.where(decision_mask & (decision_mask.flip(1).cumsum(1).flip(1) == 1), value, 0.0).sum(1)
 
 
 def shared_out(values: Values, decision_mask: Mask, shares: Matrix, beta: float) -> Matrix:
@@ -194,7 +231,9 @@ def returns_of(
             rewards = rewards + given["outcome"] * at_last(totals, decision_mask) + fields[MARKS].to(rewards)
         else:
             rewards = rewards + at_last(totals, decision_mask)
-        return advantages(rewards, value, decision_mask, gamma, lam) + value, decision_mask
+        finished = fields["cut"] == 0 if "cut" in credit.block.needs else torch.ones_like(totals, dtype=torch.bool)
+        made = advantages(rewards, value, decision_mask, gamma, lam) + value
+        return made, decision_mask & finished[:, None]
     turn, rewards = fields["turn"].long(), rewards + fields["step_rewards"].to(rewards.dtype)
     earned, there, _ = turn_rewards(totals, decision_mask, rewards, turn, 1.0)
     before = values_of_turns(value, decision_mask, turn, there)

@@ -426,6 +426,7 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
         sampled = values_of(sections_of(config))
         patience["reward_drift"] = sampled.get("sampling.reward_drift", "")
         patience["temperature_by_entropy"] = sampled.get("sampling.temperature_by_entropy", 0.0)
+        patience["total_tokens"] = sampled.get("sampling.total_tokens", 0)
         methods(loss, config.optim, rewards, **patience, offline=config.data.offline)
     except (ValueError, OSError, RewardFailure) as error:
         problems.append(str(error))

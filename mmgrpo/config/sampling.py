@@ -28,6 +28,14 @@ SAMPLING: Mapping[str, tuple[Declaration, ...]] = {
     "sampling.contrast": (excludes(BEAM, why="contrasts are of samples"),),
     "sampling.variants": (excludes(BEAM, "data.reference_in_group", why="only samples of the policy are divided"),),
     "sampling.states": (UNREAD,),
+    "sampling.total_tokens": (
+        excludes(
+            *("sampling.tree", "sampling.tools", "sampling.states", "sampling.contrast", "sampling.variants", BEAM),
+            *(where("sampling.truncated", "mask"), where("rollout.engine", but="policy"), "rollout.max_staleness"),
+            *("data.reference_in_group", "data.offline", *FURTHER_ROWS),
+            why="what is cut off goes on in the next round",
+        ),
+    ),
     "sampling.temperature_by_entropy": (
         excludes(
             *("sampling.tree", "sampling.tools", "sampling.program", "sampling.states", "sampling.contrast", BEAM),

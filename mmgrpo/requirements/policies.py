@@ -69,7 +69,7 @@ def refuse_mismatch(
         - policy.fields
         - COMPARISON_FIELDS
         - CRITIC_FIELDS
-        - {"turn_advantage"}
+        - {"turn_advantage", "cut"}
         - LEDGER_FIELDS
         - REMARKED
         - RECORDS.keys()

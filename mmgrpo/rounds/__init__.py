@@ -33,6 +33,7 @@ METHODS: Mapping[str, Callable[[Choices], Any]] = {
     "guidance": lambda choices: any(map(is_guide, choices.loss.networks)),
     "prompt_value": lambda choices: any(map(is_prompt_value, choices.loss.networks)),
     "reward_gradients": lambda choices: "gradient_reward" in choices.loss.scores or choices.reward_drift,
+    "windows": lambda choices: choices.total_tokens,
     "entropy_temperature": lambda choices: choices.temperature_by_entropy,
     "steps": lambda choices: parse(choices.optim.step, "optim.step")[0] != "plain",
     "moving_average": lambda choices: choices.optim.ema,

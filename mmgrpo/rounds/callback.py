@@ -80,6 +80,8 @@ class Choices:
     """sampling.reward_drift of denoising models."""
     temperature_by_entropy: float = 0.0
     """sampling.temperature_by_entropy of language models."""
+    total_tokens: int = 0
+    """sampling.total_tokens of language models."""
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,9 @@ class VlmSampling(TokenSampling):
     variants: Annotated[str, ANY_TEXT, *SAMPLING["sampling.variants"]] = ""
     """Variants of each prompt over which its group is divided, all trained on: budgets(tokens=[512, 1024]) (HBPO),
     instructions(texts=["...", "..."]) (GCPO); empty: the prompt as it is."""
+    total_tokens: Annotated[int, COUNT_OR_ZERO, *SAMPLING["sampling.total_tokens"]] = 0
+    """Completions that are cut off at max_tokens go on in the next round, up to so many tokens in all, with the credit
+    window_gae (T-PPO); 0: they do not."""
     temperature_by_entropy: Annotated[float, within("[0, 1)"), *SAMPLING["sampling.temperature_by_entropy"]] = 0.0
     """How much hotter than temperature the most uncertain tokens are drawn, and colder the surest: 0.05 is 5 % (HAPO).
     They are scored at temperature; algorithm.mismatch may correct the difference."""

@@ -51,6 +51,7 @@ def test_credit_keeps_the_precision_of_the_advantages(name):
     of_turns = {"turn": TREE * 0, "state": TREE, "action": TREE, "call": TREE, "answer_gain": of_tokens}
     raw = {"raw": torch.zeros(4, 1).double(), "names": ("b",), "segment": TREE * 0}
     raw |= {"streams": torch.zeros(4, 1).double(), "weights": torch.ones(1).double(), "stream": of_tokens}
+    raw |= {"cut": torch.zeros(4)}
     made = credit(texts.get(name, name), [0.1, 0.2, 0.3, 0.4], made, **fields, **raw, **of_turns, token_id=TREE)
     assert made.dtype == torch.float64
 

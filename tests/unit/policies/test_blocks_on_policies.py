@@ -182,11 +182,20 @@ def first_that_accepts(line: str, text: str, folder: Path) -> Trainer:
 
 
 OFFLINE = {"by_category", "likelihood", "reward_gradient", "reference_divergence", "sepo", "srum"}
-OFFLINE |= {"marked_steps", "mark_return", "mark_gae", "share_gae", "prefix_value", "staged", "turn_advantage"}
+OFFLINE |= {
+    "marked_steps",
+    "mark_return",
+    "mark_gae",
+    "share_gae",
+    "prefix_value",
+    "staged",
+    "turn_advantage",
+    "window_gae",
+}
 """Rows for given answers alone (tests/unit/test_offline.py, test_supervised_rounds.py, objectives/test_srum.py), for
 rewards with gradient (test_reward_gradients.py), for masked models (test_parallel_tokens.py), for judges that mark
-parts of a text (tests/unit/test_marks.py), for stored beginnings (test_variants.py), and for a critic of turns
-(tests/unit/rounds/test_turn_critic.py)."""
+parts of a text (tests/unit/test_marks.py), for stored beginnings (test_variants.py), for a critic of turns and
+for windows (tests/unit/rounds)."""
 
 
 def in_presets() -> set[tuple[str, str]]:

@@ -1,0 +1,117 @@
+"""Completions that are drawn in windows: what is cut off in a round goes on in the next (T-PPO, arXiv:2506.15050).
+
+a round     windows of ``sampling.max_tokens`` tokens of its own prompts, and the next windows of what was cut off
+policy      learns from the tokens of this round's windows, also of completions that are not finished
+critic      learns from whole completions that are finished, with the tokens of their earlier windows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.randomness import derive
+from mmgrpo.rollout import RoundRows
+from mmgrpo.rounds.callback import Callback, Choices, Run
+from mmgrpo.rounds.rows import unpacked
+from mmgrpo.types import OWN, Record, Rollout, Storing
+
+LINE = "sampling.total_tokens"
+
+
+def joined(begun: Record, rest: Record) -> Record:
+    """A completion with its next window, of which alone the policy learns; old log-probs are those of their rounds."""
+    whole = {n: torch.cat([one, rest[n]]) if one.dim() else rest[n] for n, one in begun.items()}
+    mask = torch.cat([torch.zeros_like(begun["loss_mask"]), rest["loss_mask"]])
+    return whole | {"loss_mask": mask}
+
+
+class Windows(Callback):
+    """What was cut off, of at most ``total`` tokens."""
+
+    key: ClassVar[str] = "windows"
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.waiting: list[tuple[int, Record]] = []
+        """Number of the prompt and tokens so far."""
+
+    def attach(self, run: Run) -> None:
+        if not isinstance(run.policy, TokenPolicy):
+            raise ValueError(
+                f"{LINE}: got {self.total} for a policy of {run.policy.kind}, expected 0: it draws no texts"
+            )
+        window = run.policy.max_tokens
+        if self.total % window:
+            raise ValueError(f"{LINE}: got {self.total}, expected a multiple of sampling.max_tokens, {window}")
+        if run.accelerator.num_processes > 1:
+            raise ValueError(
+                f"{LINE}: got {run.accelerator.num_processes} processes, expected one, which keeps what was cut off; "
+                "set it to 0, or start the run alone"
+            )
+        if "cut" not in run.recipe.fields:
+            raise ValueError(
+                f"{LINE}: got {self.total} with algorithm.credit={run.recipe.credit.text}, which takes what is cut off "
+                "for finished; choose window_gae, or set it to 0"
+            )
+
+    def on_draw(self, run: Run, rollout: Rollout) -> Rollout:
+        """``cut``: 1 for rows that go on."""
+        decisions = rollout.decisions
+        going = (decisions.fields["truncated"] > 0) & (decisions.decision_mask.sum(1) < self.total)
+        return rollout.with_decisions(replace(decisions, fields={**decisions.fields, "cut": going.float()}))
+
+    def on_rows(self, run: Run, rows: RoundRows) -> None:
+        """Draw the next windows of what was cut off before, and keep what is now."""
+        policy, going = run.policy, self.waiting
+        assert isinstance(policy, Storing)
+        if going:
+            prompts = [run.prompts[number] for number, _ in going]
+            request = replace(
+                rows.request,
+                prompts=prompts,
+                slots=[*range(len(going))],
+                group_size=1,
+                seed=derive(run.seed, "windows", run.round),
+                beginnings=[tuple(record["ids"].tolist()) for _, record in going],
+            )
+            drawn = policy.rollout(request)
+            rests = policy.pack(drawn, range(len(going)))
+            whole = [joined(record, rest) for (_, record), rest in zip(going, rests, strict=True)]
+            free = 1 + max(int(part.keys["prompt"].max()) for part in rows.decisions)
+            keys, numbers = [free + place for place in range(len(going))], [number for number, _ in going]
+            made = unpacked(policy, [*zip(prompts, whole, strict=True)], keys, OWN, numbers, rows.request)
+            made = run.callbacks.drawn(run, replace(made, evaluations=drawn.evaluations))
+            decisions, scores = rows.judge(request, made)()
+            rows.add(made.with_decisions(decisions), scores)
+        self.waiting = [one for rollout in rows.rollouts for one in self._cut(policy, rollout)]
+
+    @staticmethod
+    def _cut(policy: Storing, rollout: Rollout) -> list[tuple[int, Record]]:
+        decisions = rollout.decisions
+        here = ((decisions.fields["cut"] > 0) & (decisions.origin == OWN)).nonzero()[:, 0].tolist()
+        numbers = decisions.fields["prompt_index"].tolist()
+        return [(int(numbers[row]), record) for row, record in zip(here, policy.pack(rollout, here), strict=True)]
+
+    def state(self) -> list[int]:
+        return [number for number, _ in self.waiting]
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        return {f"{place}.{n}": one for place, (_, record) in enumerate(self.waiting) for n, one in record.items()}
+
+    def load(self, state: Any, tensors: Mapping[str, Tensor], step: int) -> None:
+        records: Sequence[dict[str, Tensor]] = [{} for _ in state or ()]
+        for name, one in tensors.items():
+            place, _, own = name.partition(".")
+            records[int(place)][own] = one
+        self.waiting = [*zip(state or (), records, strict=True)]
+
+
+def callbacks(choices: Choices) -> Sequence[Callback]:
+    """What the settings ask for."""
+    return [Windows(choices.total_tokens)]
