@@ -63,7 +63,7 @@ from mmgrpo.requirements.policies import reads_answers
 from mmgrpo.requirements.rewards import refuse_ranges, refuse_start
 from mmgrpo.rewards import scorers
 from mmgrpo.rollout import RoundSettings
-from mmgrpo.rounds import methods, schedules
+from mmgrpo.rounds import methods, schedule_callbacks
 from mmgrpo.rounds.callback import Callback, Callbacks, Hyperparameters, load_callback
 from mmgrpo.runtime import devices
 from mmgrpo.runtime.checkpoint import step_of
@@ -404,7 +404,7 @@ def make_trainer(
     refuse_shape(config, owner, recipe, loss)
     # Bound here, so that errors in any block precede the loading of a model.
     sampling = Sampling.of(algorithm.sampler, algorithm.trackers)
-    changing = schedules(recipe, loss, sampling, reward_scorers, of_settings(config), config.steps)
+    changing = schedule_callbacks(recipe, loss, sampling, reward_scorers, of_settings(config), config.steps)
     refuse_ranges(recipe, sampling.trackers, reward_scorers)
     if config.rollout.max_staleness and config.rollout.engine != "served" and accelerator.is_main_process:
         print(

@@ -31,8 +31,7 @@ from mmgrpo.prompts.drawing import Sampling
 from mmgrpo.prompts.ledger import Measured, TrainingPrompts
 from mmgrpo.report.run_record import RunRecord
 from mmgrpo.rollout import Round, RoundSettings
-from mmgrpo.rounds import methods
-from mmgrpo.rounds import schedules as following
+from mmgrpo.rounds import methods, schedule_callbacks
 from mmgrpo.rounds.callback import Callback, Hyperparameters, Run
 from mmgrpo.rounds.moving_average import Ema, MovingAverage
 from mmgrpo.runtime.metrics import read_metrics
@@ -224,7 +223,7 @@ def trainer(
                 weighting=advantages.weighting,
             ),
             *callbacks,
-            *following(advantages, loss, samplers, scorers, texts, steps),
+            *schedule_callbacks(advantages, loss, samplers, scorers, texts, steps),
         ],
     )
 

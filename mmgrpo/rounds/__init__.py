@@ -52,7 +52,7 @@ def methods(loss: LossRecipe, optim: Optim, scorers: Sequence[Scorer], **further
     return [callback for module in modules for callback in module.callbacks(choices)]
 
 
-def schedules(
+def schedule_callbacks(
     recipe: AdvantageRecipe,
     loss: LossRecipe,
     samplers: Sampling,
