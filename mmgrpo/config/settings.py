@@ -64,6 +64,7 @@ def install_tracker(name: str) -> str:
 ANOTHER_SAMPLER = (
     needs("rollout.engine", but="policy")
     | needs("sampling.dtype")
+    | needs("sampling.temperature_by_entropy")
     | needs("sampling.rollout_guidance")
     | needs("algorithm.mismatch", "off_policy_mask")  # which compares with the present policy
 )

@@ -163,6 +163,7 @@ def test_a_block_without_the_rollouts_that_it_needs_is_refused_by_name(policy, o
     [
         ("flow", ["--algorithm.mismatch", "tis", "--sampling.rollout-guidance", "3"]),
         ("tokens", ["--algorithm.mismatch", "tis", "--sampling.dtype", "bfloat16"]),
+        ("tokens", ["--algorithm.mismatch", "tis", "--sampling.temperature-by-entropy", "0.05"]),
         ("tokens", ["--algorithm.mismatch", "off_policy_mask(delta=0.5)"]),
         ("tokens", ["--algorithm.preset", "mp_grpo", "--algorithm.off-policy", "luffy"]),
         ("tokens", ["--algorithm.preset", "critique_grpo"]),
