@@ -91,6 +91,7 @@ NO_TWIN = {
     "visual/flow_opd": "it needs teachers",
     "visual/gardo": "its gate and its diversity name rewards of images",
     "text/gigpo": "it compares turns",
+    "vlm/peek": "it looks at images by a tool",
     "vlm/ttrv": "its reward is a vote, whose gain says nothing of a right answer",
     "vlm/video_r1": "it compares with shuffled frames",
     "vlm/vision_r1": "its weights follow two rewards of boxes",

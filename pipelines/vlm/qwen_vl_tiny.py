@@ -64,14 +64,16 @@ def write_model(
     max_pixels: int = 4096,
     theta: float = 10_000.0,
     seed: int = 0,
+    tags: Sequence[str] = (),
+    template: str = TEMPLATE,
 ) -> str:
     """Write a Qwen2.5-VL with random weights as an ordinary folder: config, weights, tokenizer, processor.
 
-    ``theta`` is the base of the rotary positions.
+    ``theta`` is the base of the rotary positions, ``tags`` are further single tokens besides ``TAGS``.
     """
     from transformers import Qwen2_5_VLForConditionalGeneration
 
-    tokenizer = word_tokenizer(words)
+    tokenizer = word_tokenizer(words, template=template, tags=tags)
     ids = tokenizer.get_vocab()
     config = configuration(
         ids,
@@ -155,18 +157,21 @@ def word_tokenizer(
     *,
     end: str = "<|im_end|>",
     pad: str | None = "<|endoftext|>",
+    tags: Sequence[str] = (),
 ) -> Any:
-    """A tokenizer of words and single punctuation marks, by default with Qwen's special tokens and chat template."""
+    """A tokenizer of words and single punctuation marks, by default with Qwen's special tokens and chat template.
+    ``tags`` are single tokens besides ``TAGS``."""
     from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {word: place for place, word in enumerate(dict.fromkeys((*special, "<unk>", *TAGS, *ROLES, *words)))}
+    tags = (*TAGS, *tags)
+    vocabulary = {word: place for place, word in enumerate(dict.fromkeys((*special, "<unk>", *tags, *ROLES, *words)))}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex(r"\w+|[^\w\s]"), "isolated")]
     )
     inner.add_special_tokens([AddedToken(token, special=True) for token in special])
-    inner.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
+    inner.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
     return PreTrainedTokenizerFast(
         tokenizer_object=inner,
         eos_token=end,
