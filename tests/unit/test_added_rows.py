@@ -463,6 +463,7 @@ def test_samples_of_the_reference_are_drawn_by_it_and_are_no_evidence(tmp_path):
 
 def test_an_experts_action_is_preferred_to_the_policys_own_where_they_differ(tmp_path):
     """StepAgent, arXiv:2411.03817: it becomes likelier, and nothing changes where the policy does as the expert."""
+    blocks = algorithm_blocks("stepagent")
 
     def gain(name: str, reward: Any) -> float:
         policy: Any = token_policy(6, keep_reference=True)

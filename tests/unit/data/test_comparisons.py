@@ -53,8 +53,9 @@ def test_exchanged_answers_exchange_the_verdict_and_nothing_else():
         assert {one.meta["better"], two.meta["better"]} == {"first", "second"}
         assert (two.id, two.task, two.turns[0]) == (one.id, "mine", one.turns[0])
         assert swapped(two) == one
-        (kept, zero), (turned, place) = bind("both_orders()", VARIANTS, "sampling.variants")({"prompt": one})
-        assert (kept.turns, turned.turns, zero, place) == (one.turns, two.turns, 0.0, 1.0)
+        first, second = bind("both_orders()", VARIANTS, "sampling.variants")({"prompt": one})
+        kept, turned = first.prompt, second.prompt
+        assert (kept.turns, turned.turns, first.number, second.number) == (one.turns, two.turns, 0.0, 1.0)
         assert (kept.meta["variant"], turned.meta["variant"], turned.answer) == (0, 1, two.answer)
 
 
