@@ -17,7 +17,7 @@ from mmgrpo.policies.token_model import Features
 from pipelines.conversation import completion_ids, suppressed_tokens
 from pipelines.kv import Room, attention_mask, maskable, reading, shareable, spread_cache
 from pipelines.pretrained import save_network
-from pipelines.sequences import DividedCache, call_divided, line_of, shared_head
+from pipelines.sequences import LINES, DividedCache, call_divided, line_of, shared_head
 from pipelines.training import WAITING, autocast, checkpoint_layers, head_logits
 
 
@@ -88,7 +88,7 @@ class Decoder(ABC):
         """Last hidden states; features of media replace the embeddings of their placeholders."""
         body = self.body(network)
         checkpointed = checkpoint_layers(body, self.checkpointing and torch.is_grad_enabled())
-        embeddings, line = network.get_input_embeddings()(ids), line_of(network)
+        embeddings, line = network.get_input_embeddings()(ids), line_of(network) if LINES else None
         with autocast(self.dtype, ids.device):
             if len(features):
                 placeholders = reduce(torch.logical_or, (ids == token for token in self.media_tokens))
@@ -123,7 +123,8 @@ class Decoder(ABC):
 
     def logits(self, network: Any, hidden: Float[Tensor, "N width"]) -> Float[Tensor, "N vocabulary"]:
         """Logits of the next token."""
-        return head_logits(shared_head(network), hidden, self.dtype, self.exact_head)
+        head = shared_head(network) if LINES else network.get_output_embeddings()
+        return head_logits(head, hidden, self.dtype, self.exact_head)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""

@@ -158,7 +158,7 @@ def _joined(parts: Sequence[Generated], pad: int) -> Generated:
     """The completions of all queries, padded to the longest."""
     width = max(one.ids.shape[1] for one in parts)
 
-    def table(name: str, filler: float = 0) -> Tensor:
+    def table(name: str, filler: float | int = 0) -> Tensor:
         values = [getattr(one, name) for one in parts]
         return torch.cat([nn.functional.pad(one, (0, width - one.shape[1]), value=filler) for one in values])
 

@@ -106,7 +106,7 @@ class Chains:
         return self.sequences, part.inner
 
 
-def padded(rows: Sequence[Sequence[float]], filler: float, dtype: torch.dtype) -> Tensor:
+def padded(rows: Sequence[Sequence[float | int]], filler: float | int, dtype: torch.dtype) -> Tensor:
     """Rows of different lengths as one table."""
     width = max(map(len, rows))
     return torch.tensor([[*row, *[filler] * (width - len(row))] for row in rows], dtype=dtype)

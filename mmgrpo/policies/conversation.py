@@ -74,11 +74,13 @@ class Conversation(Completion):
         if self.tools.summaries:
             walked = self._summed(policy, request, sequences, turns)
             return replace(walked, outputs=_texts(sequences, turns), ended=turns.ended, fields=fields)
-        sequences = replace(sequences, ids=drawn.ids, real=drawn.real, observed=turns.observed, shown=turns.shown)
+        prompt = sequences.prompt
         if tree:
             places = {id(query): place for place, query in enumerate(queries)}
             prompt = torch.tensor([places[id(one.query)] for one in turns.episodes], device=policy.device)
-            sequences = replace(sequences, prompt=prompt)
+        sequences = replace(
+            sequences, prompt=prompt, ids=drawn.ids, real=drawn.real, observed=turns.observed, shown=turns.shown
+        )
         walked = self.walked(policy, request, queries, sequences, drawn)
         if tree:
             node, owner = (one.to(policy.device) for one in numbered(turns.episodes, drawn.ids.shape[1]))

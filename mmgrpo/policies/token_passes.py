@@ -487,8 +487,9 @@ class TokenPasses:
                         "placeholder in its text; the family's encode and features disagree"
                     )
 
-    def records(self, sequences: Sequences, prompts: Sequence[Prompt], names: frozenset[str]) -> dict[str, Tensor]:
-        """What the request asks of samples that are scored once more."""
+    def records(self, sequences: Any, prompts: Sequence[Prompt], names: frozenset[str]) -> dict[str, Tensor]:
+        """What the request asks of samples that are scored once more: ``Sequences``, or any steps of a walk where it asks
+        for none of it."""
         found, network = {}, self.network
         for name, thought in (("answer_probability", True), ("answer_prior", False)):
             if name in names:

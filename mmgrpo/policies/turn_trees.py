@@ -106,7 +106,7 @@ def turn_tree(
 
 def tree_part(value: str) -> Part:
     """What ``sampling.tree`` asks for: a walk of texts, or what stands beside conversations."""
-    return Branching(value) if parse(value)[0] == "turn_tree" else Tree(value)
+    return Branching(value) if parse(value, "sampling.tree")[0] == "turn_tree" else Tree(value)
 
 
 class Branching(Addition):

@@ -185,12 +185,12 @@ class Ledger:
         """Rounds that were entered."""
         return int(self.columns[RUN]["rounds"][0])
 
-    def read(self, name: str) -> Float[Tensor, "N"]:
-        """The number ``name`` (``READS``) of every row of its table."""
+    def read(self, name: str) -> Float[Tensor, "N ..."]:
+        """The number, or numbers, ``name`` (``READS``) of every row of its table."""
         read = READS[name]
         return read.value({**self.columns[RUN], **self.columns[read.table]}).double()
 
-    def fields(self, names: Iterable[str], prompt: Int[Tensor, "B"]) -> dict[str, Float[Tensor, "B"]]:
+    def fields(self, names: Iterable[str], prompt: Int[Tensor, "B"]) -> dict[str, Float[Tensor, "B ..."]]:
         """The numbers ``names`` for rows of prompts (numbers on the host), -1 for rows of none; those of the run are
         equal in all rows."""
         values = {name: self.read(name) for name in names}

@@ -164,7 +164,8 @@ def load(options: QwenImage21Options, training: Training = PLAIN) -> FlowModel:
 
 def without_torchvision(path: str) -> Mapping[str, Any]:
     """The processor for the pipeline of diffusers, since transformers' own class needs torchvision, for clips only."""
-    return {"processor": edit_processor("Qwen3VLProcessor").from_pretrained(path, subfolder="processor")}
+    Processor = edit_processor("Qwen3VLProcessor")
+    return {"processor": Processor.from_pretrained(path, subfolder="processor")}
 
 
 PIPELINE = Pipeline(noise=as_tokens, no_words=NOTHING, parts=without_torchvision, pixels=on_white)

@@ -184,7 +184,8 @@ def edit_processor(name: str = "Qwen2VLProcessor") -> Any:
 
 def without_torchvision(path: str) -> Mapping[str, Any]:
     """The processor for the pipeline of diffusers, since transformers' own class needs torchvision, for clips only."""
-    return {"processor": edit_processor().from_pretrained(path, subfolder="processor")}
+    Processor = edit_processor()
+    return {"processor": Processor.from_pretrained(path, subfolder="processor")}
 
 
 PIPELINE = Pipeline(noise=pack, no_words=NOTHING, given_sizes=(1024,), parts=without_torchvision)

@@ -53,7 +53,7 @@ MAPPINGS += [
 ]
 SWITCHES = [1, 0, "yes please", "", None, [], 2.5, math.nan]
 SECTIONS = [None, 3, "text", [], [{}], True, math.nan]
-WITHOUT_MODEL = ("image_text", "smolvlm", "qwen_omni", "qwen_audio", "audio_text", "codec_speech", "ctc")
+WITHOUT_MODEL = ("image_text", "smolvlm", "qwen_omni", "qwen_audio", "audio_text", "codec_speech", "ctc", "var")
 """Families without an embedded model, whose path must be named; it is not read here."""
 OPTIONS: dict[str, type[Source]] = {"sample": Sample, "evaluate": Evaluate}
 """Commands that use a model to their options, without those of a family."""

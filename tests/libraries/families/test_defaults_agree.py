@@ -50,7 +50,7 @@ def test_a_policy_samples_by_default_as_the_settings_of_language_models_say():
     renamed = {"sampling_dtype": "dtype", "train_truncated": "truncated"}
     arguments = defaults(TokenPolicy.__init__) | defaults(Memory.__init__) | defaults(walk_of)
     arguments["train_truncated"] = "train" if arguments["train_truncated"] else "mask"
-    arguments["tools"] = arguments["tools"] or []
+    arguments |= {"tools": arguments["tools"] or [], "program": arguments["program"] or ""}
     shared = {renamed.get(key, key): value for key, value in arguments.items() if renamed.get(key, key) in options}
     assert shared == {key: options[key] for key in shared}
     assert {"temperature", "top_p", "search", "evaluation_temperature", "share_prefix", "dtype"} <= shared.keys()

@@ -13,7 +13,7 @@ from torch import nn
 from mmgrpo.policies.token_model import Context
 from mmgrpo.types import Prompt
 from pipelines import generic_lm
-from pipelines.generic_lm import OwnForward, Whole, choose_way, train_decoder
+from pipelines.generic_lm import Encoded, OwnForward, Whole, choose_way, train_decoder
 from pipelines.training import Training
 
 VOCABULARY = 250
@@ -48,6 +48,7 @@ class Model(OwnForward):
     def __init__(self) -> None:
         self.network = self.numbers = Network()
         self.dtype, self.device, self.checkpointing = torch.float32, torch.device("cpu"), False
+        self.encoded = Encoded(())
         self.pad_id, self.accepted, self.suppress_tokens = 9, frozenset({"input_ids", "pixels"}), frozenset({0, 2})
 
     def encode(self, prompts: Any) -> Context:
@@ -172,7 +173,8 @@ def test_places_of_a_tokenizer_are_its_own_marks_and_those_of_the_configuration(
     model.network.config = SimpleNamespace(image_token_id=4, clip_token_id=5, sound_token_id=None)
     model.network.generation_config = SimpleNamespace(eos_token_id=[7, 6])
     model.network.get_output_embeddings = lambda: SimpleNamespace(weight=torch.zeros(8, 2))
-    model.network.base_model = SimpleNamespace(forward=lambda input_ids, pixels: None)
+    model.network.base_model = SimpleNamespace(forward=lambda input_ids, pixels: None, parameters=lambda: ())
+    model.network.get_decoder = lambda: model.network
     model._set_up(("image_token", "clip_token", "sound_token", "other_token"), None)
     assert model.marks == ["<4>", "<a>", "<clip>"], "5 is no token"
     assert (model.end_ids, model.pad_id, model.accepted) == ({1, 6, 7}, 0, {"input_ids", "pixels"})

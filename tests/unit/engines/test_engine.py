@@ -258,7 +258,7 @@ def test_what_was_begun_is_drawn_in_turn():
 def test_what_is_compared_is_that_of_the_lane_that_drew_last():
     one, table = policy(), torch.zeros(1, 1)
     context, drawn = one.model.encode(PROMPTS[:1]), Generated(table.long(), table > 0, table, table, table)
-    lanes = [Mock(spec=Synchronized, draw=Mock(return_value=drawn)) for _ in range(2)]
+    lanes = [Mock(spec=Synchronized, overlaps=False, draw=Mock(return_value=drawn)) for _ in range(2)]
     several = Lanes(lanes)
     for number, asked in ((1, 1), (2, 0), (3, 1)):
         several.draw(context, (), [], Drawing(0, 1.0, 3, round=number))
