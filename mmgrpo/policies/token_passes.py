@@ -488,8 +488,8 @@ class TokenPasses:
                     )
 
     def records(self, sequences: Any, prompts: Sequence[Prompt], names: frozenset[str]) -> dict[str, Tensor]:
-        """What the request asks of samples that are scored once more: ``Sequences``, or any steps of a walk where it asks
-        for none of it."""
+        """What the request asks of samples that are scored once more. ``sequences``: ``Sequences``, or any steps of a
+        walk where it asks for none of it."""
         found, network = {}, self.network
         for name, thought in (("answer_probability", True), ("answer_prior", False)):
             if name in names:
