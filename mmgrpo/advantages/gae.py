@@ -191,7 +191,7 @@ def last_of(decision_mask: Mask) -> Mask:
 
 def _at_end(value: Matrix, decision_mask: Mask) -> Values:
     """The entry of each row's last decision."""
-    return torch.where(decision_mask & (decision_mask.flip(1).cumsum(1).flip(1) == 1), value, 0.0).sum(1)
+    return torch.where(last_of(decision_mask), value, 0.0).sum(1)
 
 
 def shared_out(values: Values, decision_mask: Mask, shares: Matrix, beta: float) -> Matrix:

@@ -77,6 +77,8 @@ def world(
     read, hint, words = (_named(actions), str, ", ".join(actions)) if actions else _space(make().action_space)
 
     class World:
+        """An episode of the environment."""
+
         def reset(self, prompt: Prompt, seed: int) -> str | None:
             self.environment, self.total, self.earned, self.ended = make(), 0.0, 0.0, ""
             seed, options = prompt.meta.get("seed", seed), prompt.meta.get("options")
