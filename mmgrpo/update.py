@@ -138,7 +138,8 @@ class LossRecipe:
         if self.parts:
             return frozenset[str]().union(*(part.loss.scores for part in self.parts))
         bounds = (self.objective, self.off_policy, self.mismatch, *self.terms)
-        return frozenset(name for bound in bounds for name in bound.needs) - BATCH_NAMES | {"log_probs"}
+        named = frozenset(name for bound in bounds for name in bound.needs) - BATCH_NAMES
+        return named | {"log_probs"} | self.supervised({}).scores
 
     @property
     def fields(self) -> frozenset[str]:
@@ -160,7 +161,8 @@ class LossRecipe:
         used = {name.partition(".")[0] for name in self.scores if "." in name}
         used |= {self.added({}).network, *(name for one in self.judging for name in one({}).networks)}
         used |= {rule.parameters.get("by", "") for rule in self.networks if is_reward_model(rule)}
-        penalized = any(rule.parameters.get("kl") for rule in self.networks if is_critic(rule))
+        critics = [rule.parameters for rule in self.networks if is_critic(rule)]
+        penalized = any(one.get("kl") or one.get("greedy") for one in critics)
         return not moving and (penalized or REFERENCE_NETWORK in used)
 
     @property
@@ -331,7 +333,7 @@ class Step:
             # Without the factor: no sampler drew these decisions, so that there is no mismatch.
             values = torch.where(off_policy, loss.off_policy(inputs).values, values)
         if "supervised" in self.kinds:
-            nll = likelihood(inputs["log_probs"], loss.supervised({}).phi)
+            nll = likelihood(inputs, loss.supervised({}))
             values = torch.where(supervised, nll, values)
             tally.add("term/nll", (weights * nll).masked_fill(~supervised, 0.0).sum())
         for term in loss.terms:

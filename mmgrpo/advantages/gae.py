@@ -29,10 +29,10 @@ from mmgrpo.advantages.credit import (
     turn_rewards,
 )
 from mmgrpo.advantages.groups import Rows, Values, group_first
-from mmgrpo.config.ranges import ANY_NUMBER, FRACTION
+from mmgrpo.config.ranges import ANY_NUMBER, FRACTION, POSITIVE
 from mmgrpo.config.registry import Bound, block
 
-CRITIC_FIELDS = frozenset({"value", "token_rewards", "group_share"})
+CRITIC_FIELDS = frozenset({"value", "token_rewards", "group_share", "top_margin", "greedy_margin"})
 """Fields of decisions that a critic adds to those of the policy."""
 
 
@@ -159,6 +159,31 @@ def turn_gae(
     return _credit(of_turns(made, decision_mask, turn), stat, node, decision_mask, whiten)
 
 
+@block(CREDITS, level="group")
+def conservative_td(
+    values: Values,
+    stat: Rows,
+    node: Node,
+    decision_mask: Mask,
+    value: Matrix,
+    token_rewards: Matrix,
+    top_margin: Matrix,
+    greedy_margin: Matrix,
+    alpha: Annotated[float, POSITIVE] = 1.0,
+    gamma: Annotated[float, FRACTION] = 1.0,
+) -> Matrix:
+    """r_t + gamma Q(s_(t+1), a') - V(s_t), Q = alpha (log p - max log p) + V, a' the token that the reference finds
+    likeliest: the target of a conservative Bellman operator less V, which ``advantage_regression`` learns as the
+    advantage (B-Coder, arXiv:2310.03173, equations 7, 14 and 15; alpha 1, gamma is not stated).
+
+    Its critic (``critic(greedy=True)``) learns that target less alpha ``top_margin``, the advantage of the token drawn.
+    V .5 .25 .75, gaps of the reference's token 0 -.5 0, R 1, alpha and gamma 1: -.75, .5, .25.
+    """
+    rewards, ahead = at_last(values, decision_mask) + token_rewards, alpha * greedy_margin
+    made = advantages(rewards, value + ahead, decision_mask, gamma, 0.0) + ahead
+    return _credit(torch.where(decision_mask, made, 0.0), stat, node, decision_mask, False)
+
+
 def advantages(
     rewards: Float[Tensor, "B K"],
     value: Float[Tensor, "B K"],
@@ -224,6 +249,11 @@ def returns_of(
     or before the first one of every turn. For another credit, beside which a critic is a classifier: with gamma 1."""
     given = {name: one.default for name, one in credit.block.parameters.items()} | dict(credit.parameters)
     gamma, value, rewards = given.get("gamma", 1.0), fields["value"], fields["token_rewards"]
+    if "greedy_margin" in credit.block.needs:
+        ahead, own = (given["alpha"] * fields[name] for name in ("greedy_margin", "top_margin"))
+        rewards = rewards + at_last(totals, decision_mask)
+        made = advantages(rewards, value + ahead, decision_mask, gamma, 0.0) + value + ahead - own
+        return torch.where(decision_mask, made, 0.0), decision_mask
     if "turn" not in credit.block.needs:
         if SHARES in credit.block.needs:
             rewards = rewards + shared_out(totals, decision_mask, fields[SHARES], given["beta"])

@@ -18,7 +18,7 @@ from typing import Annotated
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmgrpo.config.ranges import ANY_NUMBER, COUNT, COUNT_OR_ZERO, POSITIVE_FRACTION, one_of
+from mmgrpo.config.ranges import ANY_NUMBER, COUNT, COUNT_OR_ZERO, POSITIVE_FRACTION, one_of, within
 from mmgrpo.config.registry import Bound, bind, block, table_of
 from mmgrpo.objectives.base import AGGREGATIONS
 from mmgrpo.types import REPLAYED, SUPERVISED, of_kinds
@@ -110,6 +110,12 @@ class Supervision:
     aggregation: str = "per_decision"
     source: str = ""
     count: int = 0
+    gap: float = 0.0
+
+    @property
+    def scores(self) -> frozenset[str]:
+        """What it reads of the policy besides log-probs."""
+        return frozenset({"top_log_prob"} if self.gap else ())
 
 
 @block(LIKELIHOODS, name="none")
@@ -127,6 +133,7 @@ def nll(
     aggregation: str = "per_decision",
     source: Annotated[str, one_of("data", "failed")] = "data",
     count: Annotated[int, COUNT] = 8,
+    gap: Annotated[float, within("[0, inf)")] = 0.0,
 ) -> Supervision:
     """coef times the mean of -log pi over the answers of ``count`` rows a round, normalized by themselves; all else
     times 1 - coef (``complement``).
@@ -134,8 +141,10 @@ def nll(
     ``source``: ``data.supervised``, or the prompts of the run whose samples all failed (reward 0 or less), newest
     first, once ``count`` of them wait (ReLIFT, arXiv:2506.07527: 64; there in an optimizer step of its own). ``phi``
     weighs a token by p (1 - p), detached (CHORD, arXiv:2508.11408: coef .1; without phi coef cosine(0.9, 0.05, 200)).
+    ``gap``: so many times what the likeliest token's log-prob is above a token's own is added (B-Coder,
+    arXiv:2310.03173, the advantage of a right answer: coef .5 and .1 of it, gap .2).
     """
-    return Supervision(coef, phi, complement, aggregation, source, count)
+    return Supervision(coef, phi, complement, aggregation, source, count, gap)
 
 
 def weights_by_origin(
@@ -162,7 +171,10 @@ def weights_by_origin(
     return weights
 
 
-def likelihood(log_probs: Float[Tensor, "*shape"], phi: bool) -> Float[Tensor, "*shape"]:
-    """-log pi of each decision, times p (1 - p), detached, with ``phi``: .5 and .9 of probability weigh .25 and .09."""
-    weight = (log_probs.exp() * (1 - log_probs.exp())).detach() if phi else 1.0
-    return -weight * log_probs
+def likelihood(inputs: Mapping[str, Tensor], rule: Supervision) -> Float[Tensor, "*shape"]:
+    """-log pi of each decision, times p (1 - p), detached, with ``phi``: .5 and .9 of probability weigh .25 and .09;
+    plus ``gap`` times max log p - log pi: .25 where .5 is the most and gap .2 adds .138629."""
+    log_probs = inputs["log_probs"]
+    weight = (log_probs.exp() * (1 - log_probs.exp())).detach() if rule.phi else 1.0
+    nll = -weight * log_probs
+    return nll + rule.gap * (inputs["top_log_prob"] - log_probs) if rule.gap else nll

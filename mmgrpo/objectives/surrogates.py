@@ -349,6 +349,22 @@ def policy_gradient(log_probs: Float[Tensor, "*shape"], advantages: Float[Tensor
 
 
 @block(OBJECTIVES)
+def advantage_regression(
+    log_probs: Float[Tensor, "*shape"],
+    top_log_prob: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    alpha: Annotated[float, POSITIVE] = 1.0,
+) -> Loss:
+    """(A - alpha (log p - max log p))^2: the policy is softmax(Q / alpha), whose log-probs below the likeliest token's
+    are the advantages of a dueling Q, never above 0, and they learn those that a Bellman target leaves to them
+    (B-Coder, 2310.03173, equations 7 and 15, with the credit ``conservative_td`` of the same ``alpha``; 1).
+
+    p = .25 and .5 at most, A = -.5: (-.5 + .693147)^2 = .0373058.
+    """
+    return unclipped((advantages - alpha * (log_probs - top_log_prob)).square())
+
+
+@block(OBJECTIVES)
 def mini_rl(
     log_probs: Float[Tensor, "*shape"],
     old_log_probs: Float[Tensor, "*shape"],

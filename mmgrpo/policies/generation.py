@@ -378,6 +378,11 @@ def _entropy(distribution: Float[Tensor, "N vocabulary"], probabilities: Float[T
     return -(probabilities * distribution.clamp(min=torch.finfo(distribution.dtype).min)).sum(-1)
 
 
+def top_of(distribution: Float[Tensor, "N vocabulary"]) -> Float[Tensor, "N"]:
+    """max_v log p: the log-prob of the likeliest token, of several the first."""
+    return distribution.max(-1).values
+
+
 def certainty_of(distribution: Float[Tensor, "N vocabulary"]) -> Float[Tensor, "N"]:
     """logsumexp(z) - mean_v z = -mean_v log p, from log-probs, over tokens that can be sampled.
 

@@ -21,7 +21,7 @@ from mmgrpo.files import share
 from mmgrpo.policies.generation import Drawer, Drawing
 from mmgrpo.policies.records import reaching, visual_dependency
 from mmgrpo.policies.token_model import Query, Sequences, TokenModel, Tokens, answers_of
-from mmgrpo.policies.token_passes import MEASURES, USUAL, Memory, TokenPasses
+from mmgrpo.policies.token_passes import GREEDY_MARGIN, MEASURES, USUAL, Memory, TokenPasses
 from mmgrpo.policies.walks import Completion, refuse_parts
 from mmgrpo.types import GIVEN, RECORDS, Decisions, Output, Prompt, Record, Request, Rollout, Scores, distinct_prompts
 
@@ -78,7 +78,9 @@ class TokenPolicy(TokenPasses):
                 "log_probs",
                 "entropy",
                 "certainty",
+                "top_log_prob",
                 "hidden_state",
+                GREEDY_MARGIN,
                 "reference.log_probs",
                 "log_probs under a changed prompt",
             }
@@ -183,7 +185,9 @@ class TokenPolicy(TokenPasses):
         measures = [name for name in MEASURES if name in names]
         log_probs, *measured = self._score(self.network, sequences, own, measures)
         scores: Scores = {"log_probs": log_probs, **dict(zip(measures, measured, strict=True))}
-        for other in self.networks.asked(names):
+        if GREEDY_MARGIN in names:
+            scores[GREEDY_MARGIN] = self.greedy_margin(sequences, own)
+        for other in self.networks.asked(names - {GREEDY_MARGIN}):
             with torch.no_grad(), self.networks(other) as network:
                 scores[f"{other}.log_probs"] = self._score(network, sequences, own)[0]
         for name in sorted(name for name in names if "@" in name):
@@ -206,9 +210,11 @@ class TokenPolicy(TokenPasses):
     @torch.no_grad()
     def sample(self, request: Request) -> list[Output]:
         """Sample at the evaluation temperature (0 is greedy)."""
-        queries = [Query(prompt, slot, request.group_size) for prompt, slot in zip(request.prompts, request.slots)]
+        size = request.group_size * (self.ranking.candidates if self.ranking else 1)
+        queries = [Query(prompt, slot, size) for prompt, slot in zip(request.prompts, request.slots)]
         drawing = Drawing(request.seed, self.evaluation_temperature, self.max_tokens, self.top_p, request.round)
-        return self.walk.sample(self, queries, drawing)
+        outputs = self.walk.sample(self, queries, drawing)
+        return self.ranking.kept(request, outputs) if self.ranking else outputs
 
     def keep_reference(self) -> None:
         """Store the present network as the reference of KL terms."""

@@ -32,6 +32,7 @@ from mmgrpo.policies.generation import (
     certainty_of,
     draw,
     entropy_of,
+    top_of,
 )
 from mmgrpo.policies.records import answer_likelihood, characters, gradient_features, segments
 from mmgrpo.policies.token_model import (
@@ -50,7 +51,7 @@ from mmgrpo.policies.token_model import (
 from mmgrpo.policies.token_scores import ROW, Packed, Sampled, chosen_log_probs
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.devices import put
-from mmgrpo.runtime.networks import Networks
+from mmgrpo.runtime.networks import REFERENCE_NETWORK, Networks
 from mmgrpo.runtime.products import packed
 from mmgrpo.types import (
     CONTRAST,
@@ -58,12 +59,24 @@ from mmgrpo.types import (
     Media,
     Output,
     Prompt,
+    Request,
     Text,
     distinct_prompts,
 )
 
-MEASURES = {"entropy": entropy_of, "certainty": certainty_of}
+MEASURES = {"entropy": entropy_of, "certainty": certainty_of, "top_log_prob": top_of}
 """Numbers of the distribution of a token that ``score`` can return."""
+GREEDY_MARGIN = "reference.greedy_margin"
+"""Score without a gradient: log p(a) - max log p, a the token that the reference finds likeliest."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """An evaluation keeps the best of ``candidates`` times as many samples."""
+
+    candidates: int
+    kept: Callable[[Request, Sequence[Output]], list[Output]]
+    """Those of each prompt, of all of its candidates in a row, the best first."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +148,8 @@ class TokenPasses:
         self.engine: Drawer | None = None
         self.guide: Search | None = None
         """What draws the next token in the place of sampling, while it is set."""
+        self.ranking: Ranking | None = None
+        """Which samples of an evaluation are kept, while it is set."""
         self.feature_cache = FeatureCache(memory.features_kept)
         self.shown_cache = ShownCache()
         self.device = torch.device(device)
@@ -286,6 +301,28 @@ class TokenPasses:
     def log_probs(self, sequences: Sequences, part: Tokens) -> Float[Tensor, " N"]:
         """Log-probs of a part's tokens under the policy's network."""
         return self._score(self.network, sequences, part)[0]
+
+    @torch.no_grad()
+    def greedy_margin(self, sequences: Sequences, part: Tokens) -> Float[Tensor, "N"]:
+        """``GREEDY_MARGIN`` before each token of a part."""
+
+        def each(network: nn.Module, read: Callable[[Tensor, Tensor], Tensor], given: Tensor) -> Tensor:
+            states = self.states(network, sequences, part.distinct)[part.inverse, part.positions]
+            chunks = [value.split(self.logits_chunk_size) for value in (states, part.positions == 0, given)]
+            return torch.cat(
+                [
+                    read(self._log_softmax(network, hidden, first, sequences.temperature), some)
+                    for hidden, first, some in zip(*chunks, strict=True)
+                ]
+            )
+
+        with self.networks(REFERENCE_NETWORK) as reference:
+            likeliest = each(reference, lambda distribution, _: distribution.argmax(-1), part.positions)
+        return each(
+            self.network,
+            lambda distribution, tokens: distribution.gather(1, tokens[:, None])[:, 0] - top_of(distribution),
+            likeliest,
+        )
 
     def _log_softmax(
         self, network: nn.Module, hidden: Tensor, first: Bool[Tensor, "N"], temperature: float

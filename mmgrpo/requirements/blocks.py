@@ -93,6 +93,7 @@ OF_INPUTS: Mapping[str, str] = {
     "step_ends": "steps",
     "value": "critic",
     "group_share": "critic",
+    "greedy_margin": "critic",
     "teacher.log_probs": "teacher",
     "teacher.shift": "teacher",
     "conditional_entropy": "conditionals",

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,13 +27,15 @@ from torch import Tensor
 from mmgrpo.advantages.gae import at_last, last_of, returns_of
 from mmgrpo.advantages.select import soft_means, variance_slope
 from mmgrpo.config.registry import Bound
+from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.policies.token_passes import GREEDY_MARGIN, Ranking
 from mmgrpo.rollout import Round
 from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.rounds.values import HIDDEN, Places, ValueNetwork
 from mmgrpo.runtime.checkpoint import STATE, load_checkpoint
 from mmgrpo.runtime.networks import is_critic
 from mmgrpo.runtime.weight_files import check_weight_files
-from mmgrpo.types import OWN, Batch, Decisions, Rollout
+from mmgrpo.types import OWN, Batch, Decisions, Output, Request, Rollout, Text
 
 HEADS = ("score", "reward_head")
 """The last layer of reward models: of transformers' sequence classification with one label, and of MOSS-RLHF."""
@@ -46,6 +50,19 @@ def value_error(
     """
     clipped = old + (value - old).clamp(-clip, clip)
     return torch.maximum((value - target).square(), (clipped - target).square()) / 2
+
+
+def recovered(
+    advantage: Float[Tensor, "B T"], value: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], gamma: float
+) -> Float[Tensor, "B"]:
+    """The sum of Q(s, a) - gamma V(s') over the decisions of each row, the rewards that a Q is the value of (B-Coder,
+    arXiv:2310.03173, equation 19); V behind the last is 0.
+
+    A 0 -.5, V .5 .25, gamma 1: .5 - .25 and .25 - .5, together 0 = V(s_0) + the sum of A; gamma 0: .25.
+    """
+    there = torch.where(mask, value, 0.0)
+    before = mask & (mask.cumsum(1) == 1)
+    return torch.where(mask, advantage + value, 0.0).sum(1) - gamma * torch.where(before, 0.0, there).sum(1)
 
 
 class Critic(Callback):
@@ -63,6 +80,8 @@ class Critic(Callback):
             )
         self.totals, self.scored = torch.zeros(0), torch.zeros(0)
         """The rewards of the round as one number, and the weighted sum of what was scored."""
+        self.ranked: tuple[TokenPolicy, Callable[[Request, Sequence[Output]], list[Output]]] | None = None
+        """The policy of which the best candidates are kept, and what keeps them."""
 
     def attach(self, run: Run) -> None:
         if self.settings["warmup"] >= run.steps:
@@ -76,6 +95,13 @@ class Critic(Callback):
                 f"algorithm.networks: {self.rule.text}: classes above 0 and the blocks classified_invariant and "
                 "classified_high need each other; set all or none"
             )
+        if self.settings["greedy"] != ("greedy_margin" in run.recipe.fields):
+            raise ValueError(
+                f"algorithm.networks: {self.rule.text}: greedy=True and the credit conservative_td need each other; "
+                "set both or none"
+            )
+        if self.settings["candidates"] > 1:
+            self._rank(run)
         if self.settings["start"]:
             place, values = Path(self.settings["start"]), run.policy.networks.values[self.name]
             of_rewards = any(place.glob("*.safetensors")) and not (place / STATE).is_file()
@@ -114,6 +140,64 @@ class Critic(Callback):
         weight = saved[f"{heads[0]}.weight"].float()
         return trunk, {"head.weight": weight, "head.bias": saved.get(f"{heads[0]}.bias", torch.zeros(1)).float()}
 
+    def _rank(self, run: Run) -> None:
+        """Prepare to keep the best candidates of evaluations."""
+        policy, text = run.policy, self.rule.text
+        if not (isinstance(policy, TokenPolicy) and policy.walk.search is None and policy.evaluation_temperature > 0):
+            raise ValueError(
+                f"algorithm.networks: {text}: got candidates of a policy whose evaluations draw one alone, expected a "
+                "language model with eval.temperature above 0"
+            )
+        if not self.settings["greedy"]:
+            raise ValueError(
+                f"algorithm.networks: {text}: got candidates without greedy=True, whose Q ranks them; set greedy=True "
+                "and the credit conservative_td, or leave candidates out"
+            )
+        credit = run.recipe.credit
+        given = {name: one.default for name, one in credit.block.parameters.items()} | dict(credit.parameters)
+        self.ranked = policy, partial(self._kept, run, policy, given["alpha"], given["gamma"])
+
+    @contextmanager
+    def evaluated_weights(self) -> Iterator[None]:
+        if self.ranked is None:
+            yield
+            return
+        policy, kept = self.ranked
+        policy.ranking = Ranking(self.settings["candidates"], kept)
+        try:
+            yield
+        finally:
+            policy.ranking = None
+
+    @torch.no_grad()
+    def _kept(
+        self, run: Run, policy: TokenPolicy, alpha: float, gamma: float, request: Request, outputs: Sequence[Output]
+    ) -> list[Output]:
+        """The candidates of the largest ``recovered`` sums, of equal ones the first drawn."""
+        each = request.group_size * self.settings["candidates"]
+        prompts, slots = ([one for one in some for _ in range(each)] for some in (request.prompts, request.slots))
+        records = [
+            {"ids": torch.tensor(one.ids), "loss_mask": torch.ones(len(one.ids)) > 0}
+            for one in outputs
+            if isinstance(one, Text)
+        ]
+        rollout = policy.unpack(prompts, records, slots, OWN, replace(request, sampling={}))
+        mask = rollout.decisions.decision_mask
+        value, margin = torch.zeros(mask.shape, device=mask.device), torch.zeros(mask.shape, device=mask.device)
+        for part in rollout.steps.split(mask, run.optim.micro_batch_size):
+            with policy.networks(self.name):
+                state = policy.score(rollout, part, HIDDEN)["hidden_state"]
+            value[part.rows, part.positions] = self.network(state)[:, 0]
+            found = policy.score(rollout, part, frozenset({"log_probs", "top_log_prob"}))
+            margin[part.rows, part.positions] = found["log_probs"] - found["top_log_prob"]
+        scores = recovered(alpha * margin, value, mask, gamma).view(-1, each)
+        order = torch.argsort(scores, dim=1, descending=True, stable=True)
+        return [
+            outputs[row * each + place]
+            for row, places in enumerate(order[:, : request.group_size].tolist())
+            for place in places
+        ]
+
     def on_draw(self, run: Run, rollout: Rollout) -> Rollout:
         decisions = rollout.decisions
         mask, size = decisions.decision_mask, self.network.outputs
@@ -125,7 +209,21 @@ class Critic(Callback):
         added = {"value": outputs[..., 0], "token_rewards": self._penalty(run, rollout)}
         if size > 1:
             added["group_share"] = (outputs[..., 1].sigmoid() * last_of(mask)).sum(1)
+        if self.settings["greedy"]:
+            with torch.no_grad():
+                added |= self._margins(run, rollout)
         return rollout.with_decisions(replace(decisions, fields={**decisions.fields, **added}))
+
+    def _margins(self, run: Run, rollout: Rollout) -> dict[str, Float[Tensor, "B T"]]:
+        """How far below the likeliest token's are the log-probs of each token, and of the reference's likeliest."""
+        decisions = rollout.decisions
+        own, greedy = (torch.zeros_like(decisions.log_probs, dtype=torch.float32) for _ in range(2))
+        names = frozenset({"log_probs", "top_log_prob", GREEDY_MARGIN})
+        for part in rollout.steps.split(decisions.decision_mask, run.optim.micro_batch_size):
+            scores = run.policy.score(rollout, part, names)
+            own[part.rows, part.positions] = scores["log_probs"] - scores["top_log_prob"]
+            greedy[part.rows, part.positions] = scores[GREEDY_MARGIN]
+        return {"top_margin": own, "greedy_margin": greedy}
 
     @torch.no_grad()
     def _penalty(self, run: Run, rollout: Rollout) -> Float[Tensor, "B T"]:

@@ -155,6 +155,8 @@ def critic(
     start: str = "",
     warmup: Annotated[int, COUNT_OR_ZERO] = 0,
     classes: Annotated[float, within("[0, inf)")] = 0.0,
+    greedy: bool = False,
+    candidates: Annotated[int, COUNT] = 1,
     beta1: Annotated[float, BELOW_ONE] = 0.9,
     beta2: Annotated[float, BELOW_ONE] = 0.999,
 ) -> Move:
@@ -169,7 +171,9 @@ def critic(
     critic it begins as (with ``updates=0`` it stays that one: DVPO, 2502.16944), or the folder of a reward model of the
     same architecture, whose head of one number it takes over (PPO-max, 2307.04964). ``classes``: so many times the
     variance between the mean rewards of two groups, to which a second head at the end of a text assigns it, are
-    maximized beside (2310.11971, without its number), for ``classified_invariant`` and ``classified_high``.
+    maximized beside (2310.11971, without its number), for ``classified_invariant`` and ``classified_high``. ``greedy``:
+    records what ``conservative_td`` reads of the reference's likeliest tokens (B-Coder, 2310.03173); ``candidates``:
+    an evaluation then draws so many times its samples and keeps those of the largest sum of Q - gamma V'.
     """
     return Move()
 

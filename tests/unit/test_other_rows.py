@@ -200,7 +200,7 @@ def test_each_kind_of_rows_is_normalized_by_itself():
 def test_phi_is_a_constant_that_fades_for_sure_and_for_unlikely_tokens():
     p = torch.tensor([0.9, 0.5, 0.1])
     log_probs = p.log().requires_grad_()
-    loss = likelihood(log_probs, phi=True)
+    loss = likelihood({"log_probs": log_probs}, Supervision(phi=True))
     assert loss.tolist() == pytest.approx([0.00948, 0.17329, 0.20723], abs=1e-5)
     (slope,) = torch.autograd.grad(loss.sum(), log_probs)
     assert slope.tolist() == pytest.approx([-0.09, -0.25, -0.09])

@@ -35,13 +35,13 @@ ON_POLICY_GRADIENT = [
     "ppo", "dual_clip", "two_sided_clip", "log_preclip", "cispo_band", "cispo_cap", "sapo", "simple_policy",
     "policy_gradient", "mini_rl", "rec", "sepo", "flow_dppo", "gspo", "gspo_token", "gmpo", "vespo",
 ]  # fmt: skip
-ABSOLUTE = ["n_best", "double_entropy", "kl_forward_rewarded"]
+ABSOLUTE = ["n_best", "double_entropy", "kl_forward_rewarded", "advantage_regression"]
 """Of the probabilities themselves, not of ratios."""
 OF_THE_STEP = ["kl_hinge", "chi_squared", "ppo_by_entropy", "surrogate_preference"]
 """With a mean or a quantile over all groups of the step."""
 OTHERS = ["diffusion_nft", "crd", "gdro", "seppo", "distillation_step", "distillation_velocity", "distillation"]
 OTHERS += ["visual_distillation", "ppo_by_entropy", "fake_score", "tdm_r1", "surrogate_preference", "finite_difference"]
-OTHERS += ["likelihood", "reward_gradient", "srum"]
+OTHERS += ["likelihood", "reward_gradient", "srum", "advantage_regression"]
 """Objectives that compare the members of a group at one position, that are of a latent, that see no advantage, or that
 leave the surest decisions without one."""
 SUMS_TO_ONE = ["per_decision", "per_sample", "per_turn", "per_prompt", "noise_aware"]
@@ -91,6 +91,7 @@ def inputs(spread: float = 0.3, seed: int = 0) -> dict[str, torch.Tensor]:
         **{name: normal().square() for name in ("teacher.shift", "teacher.velocity_gap")},
         **{name: normal().square() for name in ("reference.kl", "reference.divergence")},
         "entropy": normal().square(),
+        "top_log_prob": -normal().square(),
         "drawn_certainty": (certainty := normal().square()),
         "certainty": certainty + spread * normal(),
         "std": normal().abs() + 0.1,
