@@ -14,8 +14,6 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load as from_bytes
-from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from mmgrpo.objectives.origins import Replay
@@ -34,7 +32,7 @@ from mmgrpo.rounds.rows import (
     worst_give_way,
 )
 from mmgrpo.runtime.checkpoint import checkpoints
-from mmgrpo.runtime.distributed import gather_rows
+from mmgrpo.runtime.distributed import gather_rows, gather_tables
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import OWN, REPLACED, REPLAYED, Storing
 
@@ -134,25 +132,17 @@ class ReplayedRows(Callback):
 
 
 def gather_stored(stored: Sequence[tuple[int, int, Stored]], accelerator: Accelerator) -> list[tuple[int, int, Stored]]:
-    """The entries of all ranks; they travel as the bytes of safetensors, padded to the longest."""
-    if accelerator.num_processes == 1:
-        return list(stored)
-    blobs = []
+    """The entries of all ranks."""
+    tables = []
     for key, place, row in stored:
         head = torch.tensor([key, place, row.prompt, row.step])
         numbers = {"head": head, "reward": torch.tensor([row.reward], dtype=torch.float64), "scores": row.scores}
-        blobs.append(to_bytes({**numbers, **{f"record.{name}": value for name, value in row.record.items()}}))
-    lengths = gather_rows(torch.tensor([len(one) for one in blobs], dtype=torch.long), accelerator)
-    width = int(lengths.max()) if len(lengths) else 0
-    table = torch.zeros(len(blobs), width, dtype=torch.uint8)
-    for row, blob in zip(table, blobs, strict=True):
-        row[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+        tables.append({**numbers, **{f"record.{name}": value for name, value in row.record.items()}})
     found = []
-    for row, length in zip(gather_rows(table, accelerator).cpu(), lengths.tolist(), strict=True):
-        tensors = from_bytes(bytes(row[:length].tolist()))
-        key, place, prompt, step = tensors.pop("head").tolist()
-        reward, scores = float(tensors.pop("reward")), tensors.pop("scores")
-        record = {name.partition(".")[2]: value for name, value in tensors.items()}
+    for table in gather_tables(tables, accelerator):
+        key, place, prompt, step = table.pop("head").tolist()
+        reward, scores = float(table.pop("reward")), table.pop("scores")
+        record = {name.partition(".")[2]: value for name, value in table.items()}
         found.append((key, place, Stored(prompt, step, reward, scores, record)))
     return found
 

@@ -31,6 +31,7 @@ from mmgrpo.rollout import Round
 from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.rounds.values import HIDDEN
 from mmgrpo.runtime.checkpoint import flatten_optimizer, restore_optimizer
+from mmgrpo.runtime.distributed import gather_rows, largest
 from mmgrpo.runtime.networks import is_turn_critic, name_of
 from mmgrpo.types import OWN, Rollout
 from mmgrpo.update import Batch, scored
@@ -96,13 +97,6 @@ class TurnCritic(Callback):
         self.memory: dict[str, Tensor] = {}
         self.saved: tuple[Mapping[str, Tensor], Any] | None = None
         self.totals = torch.zeros(0)
-
-    def attach(self, run: Run) -> None:
-        if run.accelerator.num_processes > 1:
-            raise ValueError(
-                f"algorithm.networks: {self.rule.text}: got {run.accelerator.num_processes} processes, expected one, "
-                "whose memory it is; start the run alone, or take the credit turn_gae with a critic"
-            )
 
     @torch.no_grad()
     def on_draw(self, run: Run, rollout: Rollout) -> Rollout:
@@ -193,14 +187,17 @@ class TurnCritic(Callback):
         return dict(zip(COLUMNS, (state, action, after, earned[rows, numbers].float(), done), strict=True))
 
     def _read(self, run: Run, batch: Batch, entries: Bool[Tensor, "B T"]) -> Float[Tensor, "N width"]:
-        """The hidden states before some decisions of a batch."""
-        place = entries.flatten().cumsum(0).view(entries.shape) - 1
-        found: list[tuple[Tensor, Tensor]] = []
+        """The hidden states before some decisions of a batch, those of all ranks on each of them."""
+        place = (entries.flatten().cumsum(0).view(entries.shape) - 1).to(batch.decisions.log_probs.device)
+        places, states = [place.new_zeros(0)], list[Tensor]()
         with run.policy.networks(self.name):
             for at, scores in scored(run.policy, batch, entries, HIDDEN, run.optim.micro_batch_size):
-                found.append((place[at], scores["hidden_state"].float()))
-        order = torch.cat([places for places, _ in found]) if found else torch.zeros(0, dtype=torch.long)
-        return torch.cat([states for _, states in found])[order.argsort()] if found else torch.zeros(0, 1)
+                places.append(place[at])
+                states.append(scores["hidden_state"].float())
+        width = int(largest(float(states[0].shape[1] if states else 0), run.accelerator))
+        own = torch.cat(states) if states else torch.zeros(0, width, device=place.device)
+        order = gather_rows(torch.cat(places), run.accelerator).argsort()
+        return gather_rows(own, run.accelerator)[order]
 
     def _made(self, run: Run, state: Float[Tensor, "N width"]) -> Values:
         """The values, made for the width of the first hidden states."""
@@ -224,11 +221,13 @@ class TurnCritic(Callback):
         return self.values
 
     def state(self) -> Any:
-        return flatten_optimizer(self.optimizer)[1] if self.values else None
+        if self.values is None:  # also between a resumption and the first turns that it values
+            return self.saved[1] if self.saved else None
+        return flatten_optimizer(self.optimizer)[1]
 
     def tensors(self) -> Mapping[str, Tensor]:
         if self.values is None:
-            return {}
+            return self.saved[0] if self.saved else {}
         parts = {"values": self.values.state_dict(), "target": self.target.state_dict(), "memory": self.memory}
         parts["optimizer"] = flatten_optimizer(self.optimizer)[0]
         return {f"{part}.{name}": one.detach() for part, table in parts.items() for name, one in table.items()}

@@ -19,9 +19,13 @@ from mmgrpo.randomness import derive
 from mmgrpo.rollout import RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.rounds.rows import unpacked
+from mmgrpo.runtime.distributed import DataRank, gather_tables
+from mmgrpo.scoring import RewardScores
 from mmgrpo.types import OWN, Record, Rollout, Storing
 
 LINE = "sampling.total_tokens"
+HEAD = "windows.head"
+"""Of a record that travels: its place in the round and the number of its prompt."""
 
 
 def joined(begun: Record, rest: Record) -> Record:
@@ -49,11 +53,6 @@ class Windows(Callback):
         window = run.policy.max_tokens
         if self.total % window:
             raise ValueError(f"{LINE}: got {self.total}, expected a multiple of sampling.max_tokens, {window}")
-        if run.accelerator.num_processes > 1:
-            raise ValueError(
-                f"{LINE}: got {run.accelerator.num_processes} processes, expected one, which keeps what was cut off; "
-                "set it to 0, or start the run alone"
-            )
         if "cut" not in run.recipe.fields:
             raise ValueError(
                 f"{LINE}: got {self.total} with algorithm.credit={run.recipe.credit.text}, which takes what is cut off "
@@ -67,36 +66,52 @@ class Windows(Callback):
         return rollout.with_decisions(replace(decisions, fields={**decisions.fields, "cut": going.float()}))
 
     def on_rows(self, run: Run, rows: RoundRows) -> None:
-        """Draw the next windows of what was cut off before, and keep what is now."""
-        policy, going = run.policy, self.waiting
-        assert isinstance(policy, Storing)
+        """Draw the next windows of what was cut off before, on each rank those of its share, and keep what is now."""
+        going, rank = self.waiting, DataRank.of(run.accelerator)
         if going:
-            prompts = [run.prompts[number] for number, _ in going]
-            request = replace(
-                rows.request,
-                prompts=prompts,
-                slots=[*range(len(going))],
-                group_size=1,
-                seed=derive(run.seed, "windows", run.round),
-                beginnings=[tuple(record["ids"].tolist()) for _, record in going],
-            )
-            drawn = policy.rollout(request)
-            rests = policy.pack(drawn, range(len(going)))
-            whole = [joined(record, rest) for (_, record), rest in zip(going, rests, strict=True)]
             free = 1 + max(int(part.keys["prompt"].max()) for part in rows.decisions)
-            keys, numbers = [free + place for place in range(len(going))], [number for number, _ in going]
-            made = unpacked(policy, [*zip(prompts, whole, strict=True)], keys, OWN, numbers, rows.request)
-            made = run.callbacks.drawn(run, replace(made, evaluations=drawn.evaluations))
-            decisions, scores = rows.judge(request, made)()
-            rows.add(made.with_decisions(decisions), scores)
-        self.waiting = [one for rollout in rows.rollouts for one in self._cut(policy, rollout)]
+            places = torch.arange(len(going)).tensor_split(rank.count)[rank.index].tolist()
+            rows.add(*(self._continued(run, rows, places, free) if places else (None, None)))
+        self.waiting = self._cut(run, rows)
+
+    def _continued(self, run: Run, rows: RoundRows, places: Sequence[int], free: int) -> tuple[Rollout, RewardScores]:
+        """The next windows of what waits at these places, in groups of their own from the key ``free`` on."""
+        policy, going = run.policy, [self.waiting[place] for place in places]
+        assert isinstance(policy, Storing)
+        prompts, numbers = [run.prompts[number] for number, _ in going], [number for number, _ in going]
+        request = replace(
+            rows.request,
+            prompts=prompts,
+            slots=places,
+            group_size=1,
+            seed=derive(run.seed, "windows", run.round),
+            beginnings=[tuple(record["ids"].tolist()) for _, record in going],
+        )
+        drawn = policy.rollout(request)
+        rests = policy.pack(drawn, range(len(going)))
+        whole = [joined(record, rest) for (_, record), rest in zip(going, rests, strict=True)]
+        keys = [free + place for place in places]
+        made = unpacked(policy, [*zip(prompts, whole, strict=True)], keys, OWN, numbers, rows.request)
+        made = run.callbacks.drawn(run, replace(made, evaluations=drawn.evaluations))
+        decisions, scores = rows.judge(request, made)()
+        return made.with_decisions(decisions), scores
 
     @staticmethod
-    def _cut(policy: Storing, rollout: Rollout) -> list[tuple[int, Record]]:
-        decisions = rollout.decisions
-        here = ((decisions.fields["cut"] > 0) & (decisions.origin == OWN)).nonzero()[:, 0].tolist()
-        numbers = decisions.fields["prompt_index"].tolist()
-        return [(int(numbers[row]), record) for row, record in zip(here, policy.pack(rollout, here), strict=True)]
+    def _cut(run: Run, rows: RoundRows) -> list[tuple[int, Record]]:
+        """What goes on, of all ranks and in the order of the round, so that it depends on their number as little as on
+        which of them drew it."""
+        policy, found = run.policy, list[dict[str, Tensor]]()
+        assert isinstance(policy, Storing)
+        for rollout, places in zip(rows.rollouts, rows.places, strict=True):
+            decisions = rollout.decisions
+            here = ((decisions.fields["cut"] > 0) & (decisions.origin == OWN)).nonzero()[:, 0].cpu()
+            heads = torch.stack([places[here], decisions.fields["prompt_index"].cpu()[here].long()], 1)
+            records = policy.pack(rollout, here.tolist())
+            found += [{**record, HEAD: head} for head, record in zip(heads, records, strict=True)]
+        everywhere = gather_tables(found, run.accelerator)
+        heads = [table.pop(HEAD).tolist() for table in everywhere]
+        ordered = sorted(zip(heads, everywhere, strict=True), key=lambda entry: entry[0])
+        return [(number, record) for (_, number), record in ordered]
 
     def state(self) -> list[int]:
         return [number for number, _ in self.waiting]

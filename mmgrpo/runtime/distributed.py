@@ -19,6 +19,8 @@ from weakref import WeakKeyDictionary
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import gather
+from safetensors.torch import load as from_bytes
+from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from mmgrpo.runtime.devices import fetched
@@ -96,6 +98,21 @@ def gather_texts(texts: Sequence[str], accelerator: Processes) -> list[str]:
         row[1 : 1 + len(one)] = torch.tensor(list(one), dtype=torch.int32)
     gathered = gather_rows(rows, accelerator).cpu()
     return [bytes(row[1 : 1 + row[0]].tolist()).decode() for row in gathered]
+
+
+def gather_tables(tables: Sequence[Mapping[str, Tensor]], accelerator: Processes) -> list[dict[str, Tensor]]:
+    """Concatenate the named tensors, of any shapes, of all data ranks, in their order and on the host; they travel as
+    the bytes of safetensors, padded to the longest."""
+    if accelerator.num_processes == 1:
+        return [dict(table) for table in tables]
+    blobs = [to_bytes({name: value.cpu().contiguous() for name, value in table.items()}) for table in tables]
+    width = int(largest(float(max(map(len, blobs), default=0)), accelerator))
+    rows = torch.zeros((len(blobs), width), dtype=torch.uint8)
+    for row, blob in zip(rows, blobs, strict=True):
+        row[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+    lengths = gather_rows(torch.tensor([len(one) for one in blobs], dtype=torch.long), accelerator).tolist()
+    gathered = gather_rows(rows, accelerator).cpu()
+    return [from_bytes(bytes(row[:length].tolist())) for row, length in zip(gathered, lengths, strict=True)]
 
 
 def row_counts(value: Tensor, accelerator: Processes) -> list[int]:

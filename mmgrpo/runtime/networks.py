@@ -516,8 +516,11 @@ class Networks:
                 "with; resume with its configuration"
             )
         ordered = sorted(saved, key=lambda key: (key.partition("@")[0], int(key.partition("@")[2] or 0)))
+        # Copies, since a product may round otherwise where a matrix begins at an odd place of a mapped file.
         self.values = {
-            key: {n: stored_like(v.to(trained[n].device), trained[n], network) for n, v in saved[key].items()}
+            key: {
+                n: stored_like(v.to(trained[n].device, copy=True), trained[n], network) for n, v in saved[key].items()
+            }
             for key in ordered
         } | read
         self.step, self.round, self.changed = step, state["round"], dict(state["changed"])

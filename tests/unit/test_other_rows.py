@@ -23,6 +23,7 @@ from mmgrpo.randomness import stream
 from mmgrpo.rounds import replay as replaying
 from mmgrpo.rounds.replay import SPLIT
 from mmgrpo.rounds.supervised import SupervisedRows
+from mmgrpo.runtime import distributed
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import HINT, HINTED, OWN, REPLACED, REPLAYED, SUPERVISED, Prompt, Request, Turn
 from mmgrpo.update import LossRecipe
@@ -123,7 +124,8 @@ def test_rewards_of_a_buffer_keep_their_precision():
 
 def test_stored_rows_travel_between_processes_as_they_are(monkeypatch):
     """Of two processes, the second of which has no row that the first has not: both get those of both, exactly."""
-    monkeypatch.setattr(replaying, "gather_rows", lambda value, accelerator: torch.cat([value, value]))
+    monkeypatch.setattr(distributed, "gather_rows", lambda value, accelerator: torch.cat([value, value]))
+    monkeypatch.setattr(distributed, "largest", lambda value, accelerator: value)
     record = {"ids": torch.arange(3), "log_probs": torch.tensor([0.1, -2.5, -1e-7]), "loss_mask": torch.ones(3) > 0}
     rows = [(4, 9, replace(stored(2, 1 / 3, 7), record=record)), (5, 1, stored(0, 0.0))]
     accelerator = SimpleNamespace(num_processes=2, device=torch.device("cpu"))

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from accelerate import Accelerator
@@ -256,6 +257,34 @@ def criticized(folder: Path, accelerator: Accelerator) -> Trainer:
     return trainer(policy, folder, prompts, reward=short, accelerator=accelerator, **more, **blocks)
 
 
+def in_windows(folder: Path, accelerator: Accelerator) -> Trainer:
+    """Completions that go on in the next round, whichever process drew their beginning."""
+    from tests.unit.rounds.test_windows import run
+
+    return run(folder, prompts_per_step=2, group_size=16, steps=3, lr=1e-3, accelerator=accelerator)
+
+
+def turn_values(folder: Path, accelerator: Accelerator) -> Trainer:
+    """A critic of turns, which learns from a memory of the turns of all processes."""
+    from tests.unit.rounds.test_turn_critic import run
+
+    return run(folder, prompts_per_step=2, steps=3, lr=1e-3, accelerator=accelerator)
+
+
+def rubrics(folder: Path, accelerator: Accelerator) -> Trainer:
+    """A rubric that is written anew after every round, of proposals whose order it tells."""
+    from tests.unit.test_judging import SCORED, echo, nothing, prompts
+
+    def said(text: str) -> str:
+        if text.startswith(("Criteria", "Proposed")):
+            return f"[{5 + crc32(text.encode()) % 50}] better than {text[-30:]}"
+        return str(crc32(text.encode()) % 5)
+
+    more: dict[str, Any] = {"prompts_per_step": 2, "steps": 3, "lr": 1e-3, "scorers": [Scorer("own", nothing)]}
+    blocks = algorithm_blocks("dr_grpo", aggregation="per_sample", judging=[SCORED.replace("every=2", "every=1")])
+    return trainer(echo(said), folder, prompts("open"), accelerator=accelerator, **more, **blocks)
+
+
 def rewarded(folder: Path, accelerator: Accelerator) -> Trainer:
     """A reward model that learns pairs, of which some processes have none."""
     from pipelines.text.causal_lm import toy
@@ -325,6 +354,9 @@ CASES: dict[str, Callable[[Path, Accelerator], Trainer]] = {
     "networks": networks,
     "learners": learners,
     "criticized": criticized,
+    "in windows": in_windows,
+    "turn values": turn_values,
+    "rubrics": rubrics,
     "rewarded": rewarded,
     "pictured": pictured,
     "stopped early": stopped_early,

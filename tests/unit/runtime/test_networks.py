@@ -82,6 +82,15 @@ def test_an_average_moves_by_its_decay_and_a_reference_when_it_is_renewed():
     assert weight(networks, "reference") == 6.0, "two steps old, renewed after four"
 
 
+def test_a_loaded_network_is_no_part_of_the_file_it_was_read_from():
+    """Where a mapped file has a matrix, its product may round otherwise than before."""
+    networks = Networks(Scalar())
+    networks.follow(bind_networks(["average(start=0.5)"]))
+    mapped = torch.arange(3.0)[1:2].view(1, 1)
+    networks.load({"network-old": {"weight": mapped}}, networks.state(), 1)
+    assert weight(networks, "old") == 1.0 and networks.values["old"]["weight"].data_ptr() != mapped.data_ptr()
+
+
 def test_of_the_earlier_networks_every_round_draws_one():
     model = Scalar()
     networks = Networks(model)
