@@ -17,6 +17,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mmgrpo.advantages import groups
+from mmgrpo.advantages.combine import Names, Streams
 from mmgrpo.advantages.credit import (
     CREDITS,
     MARKS,
@@ -29,7 +31,7 @@ from mmgrpo.advantages.credit import (
     turn_rewards,
 )
 from mmgrpo.advantages.groups import Rows, Values, group_first
-from mmgrpo.config.ranges import ANY_NUMBER, FRACTION, POSITIVE
+from mmgrpo.config.ranges import ANY_NUMBER, COUNT, FRACTION, POSITIVE
 from mmgrpo.config.registry import Bound, block
 
 CRITIC_FIELDS = frozenset({"value", "token_rewards", "group_share", "top_margin", "greedy_margin"})
@@ -160,6 +162,50 @@ def turn_gae(
 
 
 @block(CREDITS, level="group")
+def vine_gae(
+    values: Values,
+    raw: Streams,
+    names: Names,
+    stat: Rows,
+    node: Node,
+    decision_mask: Mask,
+    value: Matrix,
+    token_rewards: Matrix,
+    turn: Node,
+    step_rewards: Matrix,
+    vine: Values,
+    vine_turn: Matrix,
+    *,
+    by: str,
+    size: Annotated[int, COUNT] = 4,
+    sets: Annotated[int, COUNT] = 4,
+    window: Annotated[int, COUNT] = 5,
+    gamma: Annotated[float, FRACTION] = 1.0,
+    lam: Annotated[float, FRACTION] = 0.95,
+    whiten: bool = True,
+) -> Matrix:
+    """``turn_gae``, and in the first ``window`` turns of a vine (``sampling.tree: turn_vines``) what the sets of
+    ``size`` vines of its state that hold it gain on the mean of all ``sets``, f = (mean return from the state on)
+    (share of different classes), by the numbers of the reward ``by``: Polychromic PPO (arXiv:2509.25424; 4, 4, 5).
+
+    Returns 1, 1, 0, 0 of classes a, a, b, c, in pairs: .083, .083, -.083, -.083. Returns and shares are to lie in
+    [0, 1]. Turns that vines share with their chain have the advantages of the chain.
+    """
+    earned, there, _ = turn_rewards(values, decision_mask, step_rewards + token_rewards, turn, 1.0)
+    own = advantages(earned, values_of_turns(value, decision_mask, turn, there), there, gamma, lam)
+    made, classes = of_turns(own, decision_mask, turn), raw[:, list(names).index(by)]
+    began = torch.where(decision_mask & (vine_turn >= 0), turn, earned.shape[1]).amin(1)
+    since = torch.arange(earned.shape[1], device=turn.device) - began[:, None]
+    from_state = torch.where(there & (since >= 0), earned * gamma ** since.clamp(min=0), 0.0).sum(1)
+    first = decision_mask & (vine_turn >= 0) & (vine_turn < window)
+    for number in torch.unique(vine[stat & (vine > 0)]):
+        rows = torch.nonzero(stat & (vine == number)).flatten()
+        gained = groups.set_advantages(from_state[rows], classes[rows], size, sets)
+        made[rows] = torch.where(first[rows], gained[:, None].to(made), made[rows])
+    return _whitened(made, stat, node, decision_mask) if whiten else torch.where(decision_mask, made, 0.0)
+
+
+@block(CREDITS, level="group")
 def conservative_td(
     values: Values,
     stat: Rows,
@@ -274,8 +320,13 @@ def returns_of(
 def _credit(made: Matrix, stat: Rows, node: Node, decision_mask: Mask, whiten: bool) -> Matrix:
     """The mean of the rows that share a decision and, with ``whiten``, standardized over the distinct decisions."""
     made = mean_over_sharing_rows(made, stat, node, decision_mask)
+    return _whitened(made, stat, node, decision_mask) if whiten else made
+
+
+def _whitened(made: Matrix, stat: Rows, node: Node, decision_mask: Mask) -> Matrix:
+    """Standardized over the distinct decisions, of which the first row counts."""
     entries = decision_mask & stat[:, None]
-    if not (whiten and bool(entries.any())):
+    if not bool(entries.any()):
         return made
     distinct = made[entries][group_first(node[entries], torch.ones_like(node[entries], dtype=torch.bool))]
     std = distinct.std(correction=0)

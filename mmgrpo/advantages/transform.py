@@ -12,8 +12,6 @@ length, embeddings, gradients, or as sets. ``by`` names a reward that measures w
 from __future__ import annotations
 
 import math
-from itertools import combinations
-from math import comb
 from typing import Annotated
 
 import torch
@@ -509,21 +507,14 @@ def set_mean(
 
     r = [1, 1, 0, 0], classes a, a, b, c, pairs: f is .5 for five of six and 0 for the last, so that the rows have
     .083, .083, -.083, -.083. It replaces baseline and scale, which should be ``none``. A set of wrong samples gains
-    nothing by its diversity. At most ``most`` sets, every n-th of all: rows are exchangeable. Vine sampling from
-    intermediate states, which the paper adds, is not part of this.
+    nothing by its diversity. At most ``most`` sets, every n-th of all: rows are exchangeable. The credit ``vine_gae``
+    does so for samples that part at a state.
     """
     classes = raw[:, list(names).index(by)]
     changed = values.clone()
     for name in torch.unique(key[stat]):
         rows = torch.nonzero(stat & (key == name)).flatten()
-        taken = min(size, len(rows))
-        step = max(1, comb(len(rows), taken) // most)
-        sets = torch.tensor([one for n, one in enumerate(combinations(range(len(rows)), taken)) if n % step == 0])
-        different = torch.tensor([len(set(classes[rows[one]].tolist())) / taken for one in sets], dtype=values.dtype)
-        inside = torch.zeros(len(sets), len(rows), dtype=values.dtype).scatter(1, sets, 1.0)
-        f = values[rows][sets].mean(1) * different[:, None]
-        centred = f - f.mean(0)
-        changed[rows] = inside.T @ centred / inside.sum(0).clamp(min=1)[:, None]
+        changed[rows] = groups.set_advantages(values[rows], classes[rows], size, most)
     return _changed(values, changed, names, of or _others(names, by))
 
 

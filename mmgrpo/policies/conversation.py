@@ -16,7 +16,7 @@ from mmgrpo.policies.records import answer_gains
 from mmgrpo.policies.token_model import Query, Sequences
 from mmgrpo.policies.token_passes import TokenPasses
 from mmgrpo.policies.tools import CUT, NUMBERS, WALKING, Conversations, Tools
-from mmgrpo.policies.turn_trees import Branching, TurnTree, numbered
+from mmgrpo.policies.turn_trees import Branching, TurnTree, TurnVines, numbered
 from mmgrpo.policies.walks import Completion, Walked
 from mmgrpo.randomness import derive
 from mmgrpo.types import OWN, Output, Prompt, Request, Text
@@ -58,7 +58,7 @@ class Conversation(Completion):
         return self.tools.opened(queries, request.seed), drawing
 
     @property
-    def branching(self) -> TurnTree | None:
+    def branching(self) -> TurnTree | TurnVines | None:
         """The shape of the trees whose leaves the completions are."""
         return next((one.shape for one in self.additions if isinstance(one, Branching)), None)
 
@@ -86,6 +86,8 @@ class Conversation(Completion):
             node, owner = (one.to(policy.device) for one in numbered(turns.episodes, drawn.ids.shape[1]))
             key = torch.tensor(turns.trees, device=policy.device)
             walked = replace(walked, node=node, owner=owner, keys={"tree": key})
+            if isinstance(tree, TurnVines):
+                fields |= tree.fields(turns.episodes, turns.trees, turns.fields(frozenset({"turn"}))["turn"].long())
         if "answer_gain" in request.records:
             fields["answer_gain"] = self._gains(policy, sequences, queries, turns)
         return replace(walked, outputs=_texts(sequences, turns), ended=turns.ended, fields=fields)
@@ -144,7 +146,7 @@ class Conversation(Completion):
         measures: frozenset[str] = frozenset(),
         engine: Drawer | None = None,
         keyed: bool = False,
-        tree: TurnTree | None = None,
+        tree: TurnTree | TurnVines | None = None,
     ) -> Conversations:
         """The completions that begin with the turns that were drawn."""
 

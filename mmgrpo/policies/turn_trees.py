@@ -47,6 +47,11 @@ class TurnTree:
         """Samples of a prompt."""
         return self.trees * self.keep
 
+    @property
+    def most(self) -> int:
+        """Leaves of a tree."""
+        return 1 + self.expand * self.rounds
+
     def grow(
         self,
         chains: Sequence[Episode],
@@ -85,6 +90,68 @@ class TurnTree:
         return kept
 
 
+@dataclass(frozen=True)
+class TurnVines:
+    """Chains that are gone on from several times at a few of their states."""
+
+    trees: int
+    states: int
+    count: int
+
+    @property
+    def keep(self) -> int:
+        """Samples of a tree."""
+        return 1 + self.states * self.count
+
+    @property
+    def most(self) -> int:
+        """Leaves of a tree."""
+        return self.keep
+
+    @property
+    def leaves(self) -> int:
+        """Samples of a prompt."""
+        return self.trees * self.keep
+
+    def grow(
+        self,
+        chains: Sequence[Episode],
+        seed: int,
+        fork: Fork,
+        go_on: Callable[[Sequence[Episode], int], None],
+        made: Callable[[Episode], None],
+    ) -> list[tuple[Episode, int]]:
+        """Each chain and then its vines, state by state, with the number of its tree."""
+        members: dict[int, int] = {}
+        for one in chains:
+            members[one.query.slot] = members.get(one.query.slot, 0) + 1
+        trees: list[list[Episode]] = []
+        for place, one in enumerate(chains):
+            slot = one.query.slot
+            drawn = stream(seed, "vines", slot, place % self.trees)
+            turns = [*range(_own(one), one.turn)]
+            states = [turns[at] for at in torch.randint(len(turns), (self.states,), generator=drawn).tolist()]
+            trees.append([one])
+            for turn in sorted(states):
+                for _ in range(self.count):
+                    trees[-1].append(fork(one, turn, members[slot]))
+                    members[slot] += 1
+                    made(trees[-1][-1])
+        go_on([one for tree in trees for one in tree[1:]], 0)
+        numbers = [chain.query.slot * self.trees + place % self.trees for place, chain in enumerate(chains)]
+        return [(one, number) for tree, number in zip(trees, numbers, strict=True) for one in tree]
+
+    def fields(self, rows: Sequence[Episode], trees: Sequence[int], turn: Int[Tensor, "B T"]) -> dict[str, Tensor]:
+        """``vine``, one number for all vines of a state and 0 for chains, and ``vine_turn``, the turns that a vine has
+        taken since its state before each token, -1 before it and for chains. ``trees``: the number of each row's."""
+        place = torch.arange(len(rows)) % self.keep
+        number = 1 + torch.tensor(list(trees)) * self.states + (place - 1) // self.count
+        vine = torch.where(place > 0, number, 0).to(turn.device)
+        since = turn - torch.tensor([one.shared_turns for one in rows], device=turn.device)[:, None]
+        since = torch.where(vine[:, None] > 0, since.clamp(min=-1), -1)
+        return {"vine": vine.float(), "vine_turn": since.float()}
+
+
 def _own(one: Episode) -> int:
     """The first turn whose state no earlier leaf has passed."""
     return one.shared_turns + 1 if one.parent else 0
@@ -104,9 +171,22 @@ def turn_tree(
     return TurnTree(trees, expand, rounds, keep)
 
 
+@block(TREES)
+def turn_vines(
+    *,
+    trees: Annotated[int, COUNT] = 1,
+    states: Annotated[int, COUNT] = 2,
+    count: Annotated[int, COUNT] = 8,
+) -> TurnVines:
+    """Completions with tools: of each prompt ``trees`` chains of turns, and from ``states`` of the states of each,
+    drawn with replacement, ``count`` further completions, the vines; all are samples (Polychromic policy optimization,
+    arXiv:2509.25424; 2 and 8 as its replications have them). The credit ``vine_gae`` compares sets of them."""
+    return TurnVines(trees, states, count)
+
+
 def tree_part(value: str) -> Part:
     """What ``sampling.tree`` asks for: a walk of texts, or what stands beside conversations."""
-    return Branching(value) if parse(value, "sampling.tree")[0] == "turn_tree" else Tree(value)
+    return Branching(value) if parse(value, "sampling.tree")[0].startswith("turn_") else Tree(value)
 
 
 class Branching(Addition):
@@ -118,15 +198,16 @@ class Branching(Addition):
 
     def __init__(self, value: str) -> None:
         super().__init__(value)
-        self.shape: TurnTree = bind(value, TREES, "sampling.tree")({})
+        self.shape: TurnTree | TurnVines = bind(value, TREES, "sampling.tree")({})
+        self.fields = frozenset({"vine", "vine_turn"} if isinstance(self.shape, TurnVines) else ())
 
     def check_sizes(self, group_size: int, max_tokens: int) -> None:
         """ValueError for groups that are not its leaves, and for more leaves than a tree has."""
         tree = self.shape
-        if tree.keep > 1 + tree.expand * tree.rounds:
+        if tree.keep > tree.most:
             raise ValueError(
-                f"sampling.tree: got keep {tree.keep}, expected at most the {1 + tree.expand * tree.rounds} leaves of "
-                f"one that goes on from {tree.expand} states in {tree.rounds} rounds; lower it, or raise expand"
+                f"sampling.tree: got keep {tree.keep}, expected at most the {tree.most} leaves of a tree; lower it, or "
+                "raise expand"
             )
         if group_size != tree.leaves:
             raise ValueError(

@@ -175,7 +175,8 @@ class Critic(Callback):
     ) -> list[Output]:
         """The candidates of the largest ``recovered`` sums, of equal ones the first drawn."""
         each = request.group_size * self.settings["candidates"]
-        prompts, slots = ([one for one in some for _ in range(each)] for some in (request.prompts, request.slots))
+        prompts = [one for one in request.prompts for _ in range(each)]
+        slots = [one for one in request.slots for _ in range(each)]
         records = [
             {"ids": torch.tensor(one.ids), "loss_mask": torch.ones(len(one.ids)) > 0}
             for one in outputs
@@ -186,9 +187,9 @@ class Critic(Callback):
         value, margin = torch.zeros(mask.shape, device=mask.device), torch.zeros(mask.shape, device=mask.device)
         for part in rollout.steps.split(mask, run.optim.micro_batch_size):
             with policy.networks(self.name):
-                state = policy.score(rollout, part, HIDDEN)["hidden_state"]
+                state = run.policy.score(rollout, part, HIDDEN)["hidden_state"]
             value[part.rows, part.positions] = self.network(state)[:, 0]
-            found = policy.score(rollout, part, frozenset({"log_probs", "top_log_prob"}))
+            found = run.policy.score(rollout, part, frozenset({"log_probs", "top_log_prob"}))
             margin[part.rows, part.positions] = found["log_probs"] - found["top_log_prob"]
         scores = recovered(alpha * margin, value, mask, gamma).view(-1, each)
         order = torch.argsort(scores, dim=1, descending=True, stable=True)

@@ -42,16 +42,16 @@ def test_credit_keeps_the_precision_of_the_advantages(name):
     made = decisions(TREE)
     of_tokens = torch.zeros(4, 2).double()
     names = ["entropy", "divergence", "step_rewards", "step_values", "step_ends", "visual_dependency", "certainty"]
-    names += ["value", "token_rewards", "marks", "shares", "turn_advantage"]
+    names += ["value", "token_rewards", "marks", "shares", "turn_advantage", "top_margin", "greedy_margin", "vine_turn"]
     fields = dict.fromkeys(names, of_tokens)
     texts = {"looking": "looking(threshold=0.1, gain=1.0)", "position_bonus": "position_bonus(gamma=0.1, slope=1.0)"}
     texts |= {"merged_turns": "merged_turns(history=0)"}
-    texts |= {name: f"{name}(by='b')" for name in ("marked_steps", "mark_return", "mark_gae", "share_gae")}
+    texts |= {name: f"{name}(by='b')" for name in ("marked_steps", "mark_return", "mark_gae", "share_gae", "vine_gae")}
     texts |= {"process_reward": "process_reward(alpha=1.0)"}
     of_turns = {"turn": TREE * 0, "state": TREE, "action": TREE, "call": TREE, "answer_gain": of_tokens}
     raw = {"raw": torch.zeros(4, 1).double(), "names": ("b",), "segment": TREE * 0}
     raw |= {"streams": torch.zeros(4, 1).double(), "weights": torch.ones(1).double(), "stream": of_tokens}
-    raw |= {"cut": torch.zeros(4)}
+    raw |= {"cut": torch.zeros(4), "vine": torch.zeros(4)}
     made = credit(texts.get(name, name), [0.1, 0.2, 0.3, 0.4], made, **fields, **raw, **of_turns, token_id=TREE)
     assert made.dtype == torch.float64
 

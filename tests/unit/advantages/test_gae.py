@@ -15,6 +15,7 @@ from mmgrpo.advantages.gae import (
     share_gae,
     turn_gae,
     turn_starts,
+    vine_gae,
 )
 from mmgrpo.config.registry import bind
 
@@ -168,3 +169,47 @@ def test_marks_of_a_judge_are_rewards_of_tokens():
         bound = bind(f"mark_gae(by='b', outcome={outcome})", CREDITS, "credit")
         target, _ = returns_of(bound, torch.tensor([1.0]).double(), MASK, fields, lam=1.0)
         assert target[0].tolist() == pytest.approx(wanted)
+
+
+TURNS = torch.tensor([[0, 1, 2]] * 5)
+VINE_TURN = torch.tensor([[-1.0, -1.0, -1.0], *[[-1.0, 0.0, 1.0]] * 4])
+"""A chain, and four vines from before its second turn, the first of which they share with it."""
+
+
+def vines(rewards, **more):
+    node = torch.tensor([[0, 1, 2], [0, 3, 4], [0, 5, 6], [0, 7, 8], [0, 9, 10]])
+    mask, value = torch.ones(5, 3, dtype=torch.bool), torch.full((5, 3), 0.5).double()
+    given = {"turn": TURNS, "step_rewards": torch.zeros(5, 3).double(), "vine_turn": VINE_TURN.double()}
+    given |= {"vine": torch.tensor([0.0, 1, 1, 1, 1]).double(), "names": ("reward", "kind"), "by": "kind", "node": node}
+    classes = torch.tensor([0.0, 0, 0, 1, 2]).double()
+    given["raw"] = torch.stack([torch.tensor(rewards).double(), classes], 1)
+    return credit(vine_gae, value, mask, rewards, size=2, sets=6, **{**given, **more})
+
+
+def test_vines_of_a_state_earn_what_their_sets_gain():
+    """Polychromic PPO, arXiv:2509.25424: returns 1, 1, 0, 0 of classes a, a, b, c in pairs: f .5 five times and 0."""
+    made = vines([1.0, 1.0, 1.0, 0.0, 0.0], window=1, lam=1.0)
+    assert made[1:, 1].tolist() == pytest.approx([1 / 12, 1 / 12, -1 / 12, -1 / 12])
+    assert made[1:, 2].tolist() == [0.5, 0.5, -0.5, -0.5]  # behind the window that of PPO, 1 - V
+    assert made[0].tolist() == [0.5, 0.5, 0.5]  # as all of the chain
+    wide = vines([1.0, 1.0, 1.0, 0.0, 0.0], lam=1.0)
+    assert wide[1:, 2].tolist() == wide[1:, 1].tolist() and wide[:, 0].tolist() == made[:, 0].tolist()
+
+
+def test_the_return_of_a_vine_is_what_it_earns_from_its_state_on():
+    """A reward of the first turn is the chain's; gamma .5: .5 of the outcome, which is that of the second turn."""
+    steps = torch.zeros(5, 3).double()
+    steps[:, 0] = 9.0
+    plain, discounted = (vines([0.0, 1.0, 1.0, 0.0, 0.0], step_rewards=steps, gamma=g)[1:, 1] for g in (1.0, 0.5))
+    assert plain.tolist() == pytest.approx([1 / 12, 1 / 12, -1 / 12, -1 / 12])
+    assert discounted.tolist() == pytest.approx([1 / 24, 1 / 24, -1 / 24, -1 / 24])
+
+
+def test_without_vines_their_credit_is_that_of_turns():
+    nowhere = {"vine": torch.zeros(5).double(), "vine_turn": torch.full((5, 3), -1.0).double()}
+    rewards = [1.0, 0.0, 1.0, 0.0, 0.0]
+    made = vines(rewards, **nowhere, whiten=True)
+    node = torch.arange(15).view(5, 3)
+    given = {"turn": TURNS, "step_rewards": torch.zeros(5, 3).double(), "node": node, "whiten": True}
+    plain = credit(turn_gae, torch.full((5, 3), 0.5).double(), torch.ones(5, 3, dtype=torch.bool), rewards, **given)
+    assert torch.equal(vines(rewards, **nowhere, node=node, whiten=True), plain) and not torch.equal(made, plain)

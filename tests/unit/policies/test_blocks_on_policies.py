@@ -191,11 +191,14 @@ OFFLINE |= {
     "staged",
     "turn_advantage",
     "window_gae",
+    "vine_gae",
+    "conservative_td",
+    "advantage_regression",
 }
 """Rows for given answers alone (tests/unit/test_offline.py, test_supervised_rounds.py, objectives/test_srum.py), for
 rewards with gradient (test_reward_gradients.py), for masked models (test_parallel_tokens.py), for judges that mark
-parts of a text (tests/unit/test_marks.py), for stored beginnings (test_variants.py), for a critic of turns and
-for windows (tests/unit/rounds)."""
+parts of a text (tests/unit/test_marks.py), for stored beginnings (test_variants.py), for a critic of turns, for
+windows and for a Q (tests/unit/rounds), and for vines (test_turn_trees.py)."""
 
 
 def in_presets() -> set[tuple[str, str]]:

@@ -69,8 +69,12 @@ def _number(output: Output) -> float:
 
 REWARDS = {"brpo": won_or_lost}
 """Rewards of presets that want others than 0 and 1."""
-CHANGES = {"gtpo": {"shape": ["entropy_gate(limit=inf)"]}}
-"""Blocks in place of those of a preset that would train no sample here: an untrained policy is uncertain throughout."""
+CHANGES = {
+    "gtpo": {"shape": ["entropy_gate(limit=inf)"]},
+    "polychromic_ppo": {"credit": "vine_gae(by='reward', size=2)"},
+}
+"""Blocks in place of those of a preset that would train no sample here: an untrained policy is uncertain throughout;
+and the reward that numbers what samples do."""
 
 
 def policy_of(kind: str, preset: str) -> Policy:
@@ -90,7 +94,9 @@ def policy_of(kind: str, preset: str) -> Policy:
     fields = algorithm_blocks(preset)["advantages"].fields
     states = "judged()" if "step_rewards" in fields else ""
     tree = "text_tree(children=2, depth=3, tokens=1)" if preset == "treerpo" else ""
-    if "call" in fields:
+    if "vine" in fields:
+        policy = conversing(tree="turn_vines(states=1, count=7)")
+    elif "call" in fields:
         policy = programmed()
     elif "turn" in fields | algorithm_blocks(preset)["loss"].fields:
         policy = conversing()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ import torch
 from mmgrpo.advantages.estimate import estimate
 from mmgrpo.policies.token_model import Query
 from mmgrpo.policies.tools import Episode
-from mmgrpo.policies.turn_trees import TurnTree, numbered
+from mmgrpo.policies.turn_trees import Branching, TurnTree, TurnVines, numbered
 from mmgrpo.types import Prompt, Request, Rollout
 from tests.building import algorithm_blocks, recipe
 from tests.trees import decisions
@@ -225,3 +226,84 @@ def test_a_tree_has_the_size_of_its_groups(shape, size, match):
 def test_a_tree_of_turns_needs_tools():
     with pytest.raises(ValueError, match=r"sampling.tree.*turn_tree.*sampling.tools"):
         policy_of(tools=(), tree=SHAPE)
+
+
+VINES = "turn_vines(trees=2, states=2, count=3)"
+
+
+def test_vines_go_on_from_states_of_a_chain_and_share_what_came_before():
+    """Of each chain two states, each gone on from three times, by other streams: samples of one prompt."""
+    policy = policy_of(tree=VINES, max_tokens=60)
+    rolled = drawn(policy, size=14)
+    decided, rows = rolled.decisions, kept(rolled)
+    node, mask, turn = decided.node, decided.decision_mask, decided.fields["turn"]
+    vine, since = decided.fields["vine"].long().tolist(), decided.fields["vine_turn"]
+    assert decided.rows == 42 and decided.keys["tree"].tolist() == [number for number in range(6) for _ in range(7)]
+    assert vine[:14] == [0, 1, 1, 1, 2, 2, 2, 0, 3, 3, 3, 4, 4, 4] and vine[14:17] == [0, 5, 5]
+    assert int(decided.loss_mask.sum()) == len(node[mask].unique())
+    differing, later = 0, 0
+    for row, number in enumerate(vine):
+        chain, own = row // 7 * 7, since[row][mask[row]].tolist()
+        if not number:
+            assert set(own) == {-1.0}
+            continue
+        begins = own.index(0.0)  # among the row's own tokens
+        places = mask[row].nonzero()[:, 0]
+        at = int(places[begins])
+        assert torch.equal(node[row, :at], node[chain, :at]) and int(node[row, at]) != int(node[chain, at])
+        assert own[begins:] == sorted(own[begins:]) and set(own[:begins]) <= {-1.0}
+        assert (turn[row, places[begins:]] - turn[row, at]).tolist() == own[begins:]
+        fellow = next(other for other in range(len(vine)) if vine[other] == number)
+        assert int(since[fellow].eq(0).int().argmax()) == at  # they part at the same state
+        differing += not torch.equal(rows.ids[row], rows.ids[fellow])
+        later += at > 0
+    assert differing > 10 and later > 10
+    torch.testing.assert_close(
+        rescored(policy, rolled)[decided.loss_mask], decided.log_probs[decided.loss_mask], rtol=0, atol=1e-5
+    )
+
+
+def test_a_world_is_led_to_the_state_of_a_vine():
+    rolled = drawn(policy_of((PEEK, "<|im_end|>"), (Counter,), tree=VINES, max_tokens=80), size=14)
+    for output in texts(rolled):
+        answers = [call.result.split().count("eight") for call in output.calls if call.name == "peek"]
+        assert answers == [*range(1, len(answers) + 1)]
+
+
+def test_the_gradient_of_vines_is_that_of_their_advantages():
+    """Of one step, each token that several share once: -A of its set, standardized over all, times grad log p."""
+    policy = policy_of((PEEK, "<|im_end|>"), (Counter,), tree=VINES, max_tokens=60)
+    rolled = drawn(policy, size=14)
+    blocks = algorithm_blocks("polychromic_ppo", credit="vine_gae(by='answer_class', size=2, sets=9, window=1)")
+    made = rolled.decisions
+    fields = {"value": torch.zeros_like(made.log_probs), "token_rewards": torch.zeros_like(made.log_probs)}
+    made = replace(made, fields={**made.fields, **fields})
+    rewards = torch.tensor([[float(one.tool_reward or 0) / 9, float(len(one.calls) % 2)] for one in texts(rolled)])
+    result = estimate(
+        rewards, rewards > -1, torch.tensor([1.0, 0.0]), made, blocks["advantages"], ["r", "answer_class"]
+    )
+    mask, since, vine = made.decision_mask, made.fields["vine_turn"], made.fields["vine"]
+    compared = 0
+    for number in vine.unique()[1:]:
+        rows = (vine == number).nonzero()[:, 0]
+        first = [float(result.advantages[row][(since[row] == 0) & mask[row]][0]) for row in rows.tolist()]
+        classes, values = rewards[rows, 1].tolist(), made.fields["step_rewards"][rows]
+        returns = [float(rewards[row, 0]) + float(values[n][since[row] >= 0].sum()) for n, row in enumerate(rows)]
+        f = [(returns[a] + returns[b]) / 2 * len({classes[a], classes[b]}) / 2 for a, b in ((0, 1), (0, 2), (1, 2))]
+        gained = [(f[0] + f[1]) / 2, (f[0] + f[2]) / 2, (f[1] + f[2]) / 2]
+        for one, other in ((0, 1), (0, 2)):  # all are moved and scaled alike
+            if abs(gained[one] - gained[other]) > 1e-6:
+                compared += 1
+                assert (first[one] - first[other]) * (gained[one] - gained[other]) > 0
+    assert compared > 5
+    policy.network.zero_grad()
+    for part in rolled.steps.split(made.loss_mask, 99):
+        scores = policy.score(rolled, cast(Any, part), frozenset({"log_probs"}))["log_probs"]
+        (-scores * result.advantages[part.rows, part.positions]).sum().backward()
+    assert any(bool(one.grad.any()) for one in policy.network.parameters() if one.grad is not None)
+
+
+def test_groups_are_as_large_as_chains_and_vines_together():
+    assert (TurnVines(2, 2, 3).leaves, TurnVines(1, 2, 8).leaves) == (14, 17)
+    with pytest.raises(ValueError, match="group_size.*got 13.*14"):
+        Branching(VINES).check_sizes(13, 60)
