@@ -31,7 +31,7 @@ STAMP := $(VENV)/.installed
 PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine demo demo-duration demo-video test test-libraries test-slow test-rest test-nightly test-shapes test-roundings faults golden mutants check resolve lock lowest docs format bench twins twins-calibrate clean
+.PHONY: help setup engine demo demo-duration demo-video test test-libraries test-slow test-rest test-nightly test-shapes test-roundings faults golden mutants planted check resolve lock lowest docs format bench twins twins-calibrate clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -103,6 +103,9 @@ golden: $(STAMP)  ## train whole runs and compare them with benchmarks/golden.js
 
 mutants: $(STAMP)  ## change COUNT lines, one at a time, and report which changes no fast test sees
 	$(BIN)/python -m tests.mutants --seed $(SEED) --count $(COUNT) --only "$(ONLY)" --tests $(TESTS) --report benchmarks/mutants.md
+
+planted: $(STAMP)  ## break the formulas of papers one after the other, and report what their tests do not see
+	$(BIN)/python -m tests.mutants.planted
 
 check: $(STAMP)  ## check format, lint and types
 	$(BIN)/ruff format --check .

@@ -183,6 +183,28 @@ def nearest(
 
 
 @block(CHOICES, level="group")
+def promotion(
+    visits: Counts,
+    last_variance: Numbers,
+    last_score: Numbers,
+    *,
+    outcome: Annotated[float, within("[0, inf)")] = 0.8,
+    diversity: Annotated[float, within("[0, inf)")] = 0.2,
+    share: Annotated[float, FRACTION] = 0.5,
+) -> Preference:
+    """``variance_weighted`` by the variance promotion score of MMR1 (arXiv:2509.21268): ``outcome`` p (1 - p) +
+    ``diversity`` d, d the diversity of the prompt's samples at its last visit, by the tracker ``last_score`` of a
+    reward such as ``distinct_ngrams``. The paper has .8 and .2, its released recipe p (1 - p) alone.
+
+    p .5 and 1 with d .5 and 1: .3 and .2, so that a prompt that is always answered may still be drawn.
+    """
+    seen = visits > 0
+    score = outcome * last_variance + diversity * last_score.nan_to_num(0.0)
+    top = score[seen].max() if bool(seen.any()) else torch.tensor(1.0, dtype=torch.float64)
+    return Preference(torch.where(seen, score, top), share)
+
+
+@block(CHOICES, level="group")
 def nearest_predicted(
     predicted_reward: Numbers,
     *,

@@ -255,6 +255,22 @@ def keep_rate(keep_rate: float, seen: Seen, *, least: Annotated[float, POSITIVE_
 
 
 @block(TRACKERS, level="group")
+@keeps(last_score=0.0)
+def last_score(last_score: float, seen: Seen, *, reward: Annotated[int, COUNT_OR_ZERO] = 1) -> dict[str, float]:
+    """The mean of what one reward of the run, the one of this number from 0, gave to the prompt's samples at its last
+    visit (for the sampler ``promotion``)."""
+    if seen.scores is None:
+        return {"last_score": last_score}
+    if reward >= seen.scores.shape[1]:
+        raise ValueError(
+            f"algorithm.trackers: last_score: got reward {reward}, expected below {seen.scores.shape[1]}, the number "
+            "of rewards of the run"
+        )
+    mean = float(seen.scores[:, reward].nanmean())
+    return {"last_score": last_score if math.isnan(mean) else mean}
+
+
+@block(TRACKERS, level="group")
 @keeps(RUN, reward_count="rewards", reward_mean="rewards", reward_squares="rewards")
 def reward_moments(
     reward_count: Float[Tensor, "rewards"],
@@ -298,6 +314,7 @@ READS: dict[str, Read] = {
     "tracker_value": Read(PROMPTS, "beta", _ratio),
     "average_reward": Read(PROMPTS, "moving_average", _where("average", lambda columns: columns["visits"] > 0)),
     "measured_value": Read(PROMPTS, "reference_mean", _where("reference", lambda columns: columns["visits"] > 0)),
+    "last_score": Read(PROMPTS, "last_score", _where("last_score", lambda columns: columns["visits"] > 0)),
     "shortest_length": Read(PROMPTS, "shortest", _where("shortest", lambda columns: columns["shortest"] > 0)),
     "window_mean": Read(
         PROMPTS, "window", lambda columns: columns["window"].sum(1) / columns["window_size"].clamp(min=1)

@@ -9,10 +9,16 @@ sampling:
 from __future__ import annotations
 
 from mmgrpo.policies.programs import Ask, Calls
+from mmgrpo.prompts.added import written
+from mmgrpo.prompts.judging import POINT, REFLECTION, verdict
 from mmgrpo.types import Prompt
 
 STEPS = 3
 """Steps of ``plan_and_act``, as in training of AgentFlow."""
+
+
+REFLECTIONS = 2
+"""Most further attempts of ``answer_and_reflect``."""
 
 
 def plan_and_write(prompt: Prompt, seed: int, member: int) -> Calls:
@@ -35,3 +41,15 @@ def plan_and_act(prompt: Prompt, seed: int, member: int) -> Calls:
         if "yes" in enough.lower():
             break
     return (yield Ask(f"Question: {prompt.text}\nSo far:{memory}\nAnswer the question.", "generator"))
+
+
+def answer_and_reflect(prompt: Prompt, seed: int, member: int) -> Calls:
+    """The self-reflection of SPARK (arXiv:2509.22624) when it answers: the model judges its own answer, asked as in its
+    training (``algorithm.judging: verdicts``), and where it says no answers anew, the wrong attempt before it."""
+    answer = yield Ask(prompt.text, "answer")
+    for _ in range(REFLECTIONS):
+        said = yield Ask(f"{prompt.text}{written(POINT, prompt, answer)}", "judge")
+        if verdict(said, ("yes", "no")) != 1:
+            break
+        answer = yield Ask(f"{prompt.text}{written(REFLECTION, prompt, answer)}", "answer")
+    return answer

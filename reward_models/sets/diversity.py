@@ -246,6 +246,20 @@ def text_novelty(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[f
     return values
 
 
+@reward("Text", group=True, range=(0, 1), source="MMR1, arXiv:2509.21268")
+def distinct_ngrams(prompts: Sequence[Prompt], outputs: Sequence[Output], n: int = 3) -> list[float]:
+    """The different sequences of ``n`` words over all of them in the samples of the prompt, the same for each sample; 0
+    without any. Distinct-3, a diversity of trajectories of MMR1 (arXiv:2509.21268; its code counts tokens), of weight 0
+    for the tracker ``last_score``. "a b c d" and "a b c": two of three."""
+    words = [one.text.split() for one in texts(outputs, "distinct_ngrams")]
+    values = [0.0] * len(outputs)
+    for rows in groups(prompts):
+        grams = [gram for row in rows for gram in zip(*(words[row][i:] for i in range(n)), strict=False)]
+        for row in rows:
+            values[row] = len(set(grams)) / max(1, len(grams))
+    return values
+
+
 _FORMULA = re.compile(
     r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]|([\w.^()+*/-]+(?: [+*/-] [\w.^()]+)* ?= ?[^\s=,;]+)",
     re.DOTALL,

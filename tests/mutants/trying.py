@@ -38,7 +38,10 @@ Job = dict[str, Any]
 
 
 class Chosen:
-    """Runs only the tests asked for, in the order given, each within its own time; remembers those that fail."""
+    """Runs only the tests asked for, in the order given, each within its own time; remembers those that fail.
+
+    A name without parameters means the test with all of its parameters.
+    """
 
     def __init__(self, limits: dict[str, float]) -> None:
         self.limits = limits
@@ -46,10 +49,14 @@ class Chosen:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        there = {item.nodeid: item for item in items}
-        items[:] = [there[name] for name in self.limits if name in there]
+        there: dict[str, list[pytest.Item]] = {}
         for item in items:
-            item.add_marker(pytest.mark.timeout(self.limits[item.nodeid]))
+            for name in {item.nodeid, item.nodeid.partition("[")[0]}:
+                there.setdefault(name, []).append(item)
+        items[:] = [item for name in self.limits for item in there.get(name, ())]
+        for name, limit in self.limits.items():
+            for item in there.get(name, ()):
+                item.add_marker(pytest.mark.timeout(limit))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:

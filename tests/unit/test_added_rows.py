@@ -439,6 +439,16 @@ def test_a_refinement_reads_the_criteria_that_its_sample_fails(tmp_path):
     assert sorted(asked) == sorted(one.text for one in best)  # of the best samples alone, and once
     refined = sum(not text.startswith("a") for text in asked)
     assert sum(len(one.outputs) for one in given) == refined  # a sample of which nothing could be said is not refined
+    # with its condition that of the group alone which fails
+    asked.clear()
+    first = drawn.prompts[0].text
+    rewards = [Scorer("says", lambda ps, outputs: [float(p.text == first) for p in ps], remarks=remarks)]
+    blocks = algorithm_blocks("dr_grpo", added="refined(of='best', when='failed', above=0.999, text=' {failed}')")
+    made = trainer(
+        token_policy(6, keep_reference=True), tmp_path / "b", WORDS, scorers=rewards, group_size=4, steps=1, **blocks
+    )
+    made.run_round()
+    assert asked == [drawn.outputs[4].text]  # the first of equals
 
 
 def test_samples_of_the_reference_are_drawn_by_it_and_are_no_evidence(tmp_path):

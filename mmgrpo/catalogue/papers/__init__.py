@@ -43,10 +43,11 @@ AREAS = {
 STATUS = {
     "works": "all that its abstract names: `mmgrpo train` runs it on a supported model family, and its formula is "
     "tested against worked numbers",
-    "core": "its main idea, tested, and trained in tests or a block that any preset can name; what is missing is "
-    "named, such as the family, data or reward of its own experiments, or constants, but "
+    "core": "its main idea, by a formula that has a source, tested, and trained in tests or a block that any preset "
+    "can name; what is missing is named, such as the family, data or reward of its own experiments, or constants, but "
     "no contribution of its abstract",
-    "part": "a contribution that its abstract names is missing, as the record says; what is there is tested",
+    "part": "a contribution that its abstract names is missing, or its formula was not found and is ours, as the "
+    "record says; what is there is tested",
     "not yet": "nothing specific to it is implemented; the record says what is missing",
 }
 """Words of status to what they mean."""

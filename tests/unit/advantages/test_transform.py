@@ -76,6 +76,13 @@ def test_a_gate_floors_all_other_rewards_or_the_one_it_names():
         transformed("gate(by='b', floor=0)", rows)
 
 
+def test_the_advice_after_a_right_class_is_worth_half_as_much_more():
+    """TimeMaster: .9 class + .1 form + .5 advice, which counts after a right class only: 1.3, 1 and .1."""
+    rows, names = [[1.0, 1.0, 0.6], [1.0, 1.0, 0.0], [0.0, 1.0, 0.6]], ("task", "format", "judge_score")
+    made = transformed("gate(by='task', least=1, floor=0, of='judge_score')", rows, names=names)
+    assert (made @ torch.tensor([0.9, 0.1, 0.5], dtype=made.dtype)).tolist() == pytest.approx([1.3, 1.0, 0.1])
+
+
 def test_every_row_is_compared_with_its_own_references():
     # the medians of 1, 2, 9 and 3, 4, 5 are 2 and 4; r is 2 more and 2 less
     made = transformed("log_sigmoid_quantile(quantile=0.5)", [[4.0], [2.0]], [[[1.0, 2, 9]], [[3.0, 4, 5]]])

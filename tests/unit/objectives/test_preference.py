@@ -171,11 +171,14 @@ def test_the_bonus_of_samples_that_the_policy_did_not_draw():
 
 def test_the_pair_gradient_of_p3o_and_its_clip():
     """On policy the coefficients are -+ half the difference of rewards. At ratios 1.3 and .9 and rewards 1, 0 the
-    first has left the range upwards and has no gradient, the second has 1/2 * clip(1.3) * .9 = .54."""
+    first has left the range upwards and has no gradient, the second has 1/2 * clip(1.3) * .9 = .54. At .9 and .7 it is
+    the second that has left it, downwards: -1/2 * .9 * clip(.7) = -.36. What has left it the other way comes back."""
     text = PRESETS["p3o"]["objective"]
     assert grad(text, rows([0.0, 0.0], [1.0, 0.0])) == pytest.approx([-0.5, 0.5])
     off = rows([math.log(1.3), math.log(0.9)], [1.0, 0.0])
     assert grad(text, off) == pytest.approx([0, 0.54])
+    assert grad(text, rows([math.log(0.9), math.log(0.7)], [1.0, 0.0])) == pytest.approx([-0.36, 0])
+    assert grad(text, rows([math.log(0.7), math.log(1.3)], [1.0, 0.0])) == pytest.approx([-0.48, 0.48])
     for shift in (0.0, 7.0):
         assert grad(text, rows([0.1, 0.0], [1.0 + shift, shift])) == pytest.approx(grad(text, rows([0.1, 0.0], [1, 0])))
 

@@ -14,10 +14,10 @@ from mmgrpo.policies.chains import Chains
 from mmgrpo.policies.programs import Ask, Given, Program, Programmed
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.types import Batch, Prompt, Request, Rollout, Text
-from mmgrpo.update import LossRecipe, accumulate_gradients
+from mmgrpo.update import accumulate_gradients
 from pipelines.text.causal_lm import LORA_TARGETS, CausalLm, network_of
 from pipelines.training import Training, make_trainable
-from tests.building import recipe, token_policy_over
+from tests.building import algorithm_blocks, recipe, token_policy_over
 from tests.unit.policies.test_token_policy import PROMPTS, WORDS, kept, rescored, token_policy
 
 pytest.importorskip("transformers")
@@ -316,16 +316,23 @@ def test_what_is_no_program_is_refused_before_a_run(name, match):
     assert Program.load("tests.unit.policies.test_programs:once", 4).run is once
 
 
-def test_the_gradient_is_that_of_every_call_behind_its_own_prompt():
+@pytest.mark.parametrize(
+    ("preset", "changes", "records"),
+    [
+        ("module_grpo", {"select": []}, {"turn", "call"}),  # ragged: all calls, however often a module is called
+        ("agent_flow", {"terms": []}, set()),
+    ],
+)
+def test_the_gradient_is_that_of_every_call_behind_its_own_prompt(preset, changes, records):
     """The update's gradient against - sum of advantage / (rows calls tokens) times that of each token's log-prob."""
     policy = programmed(until_a, 3)
     made = rolled(policy, records=frozenset({"turn", "call"}))
     rewards = torch.tensor([[float(one.text.count("a"))] for one in texts(made)])
-    blocks = recipe(baseline="none", scale="none", credit="module_calls")
+    algorithm = algorithm_blocks(preset, **changes)
+    blocks, loss = algorithm["advantages"], algorithm["loss"]
     result = estimate(rewards, rewards > -1, torch.ones(1), made.decisions, blocks)
     mask, turn, chains = result.loss_mask, made.decisions.fields["turn"], chained(made)
-    loss = LossRecipe.of("ppo", "per_turn")
-    assert loss.records == {"turn"} and blocks.records == {"turn", "call"} and result.advantages[mask].abs().sum() > 1
+    assert loss.records == {"turn"} and blocks.records == records and result.advantages[mask].abs().sum() > 1
     policy.network.zero_grad()
     accumulate_gradients(
         policy,

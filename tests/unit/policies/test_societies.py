@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import pytest
@@ -18,6 +19,7 @@ from tests.unit.advantages.test_credit import near
 from tests.unit.advantages.test_turn_credit import conversing, credited
 from tests.unit.policies.test_programs import programmed, rolled, texts, words
 from tests.unit.policies.test_token_policy import PROMPTS
+from tests.unit.test_update import Leaf, slopes
 
 pytest.importorskip("transformers")
 
@@ -147,6 +149,12 @@ def test_vehicles_of_a_time_step_are_the_group():
         assert of_calls(made, found.advantages) == near([[root], [-root], [0], [0]], 1e-5)
     alone = rolled(programmed(serve, 1), size=1, slots=(0,), prompts=[FLEET])
     assert not advantages_of("ospo", alone, [3.0]).advantages.any()
+
+
+def test_ratios_of_vehicles_are_clipped_at_08_and_128():
+    loss = algorithm_blocks("ospo", terms=[])["loss"]
+    found = slopes(Leaf([[math.log(ratio)] for ratio in (1.25, 1.3, 0.85, 0.75)]), [1.0, 1.0, -1.0, -1.0], loss)
+    assert torch.tensor(found).numpy() == near([[-1.25 / 4], [0], [0.85 / 4], [0]], 1e-6)
 
 
 def test_an_order_pays_the_nearest_vehicle_that_chose_it():

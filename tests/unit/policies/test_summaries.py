@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from mmgrpo.advantages.estimate import estimate
+from mmgrpo.config.presets import CATALOGUE, PRESETS
+from mmgrpo.config.registry import bind
 from mmgrpo.data.messages import appended
+from mmgrpo.objectives.aggregation import AGGREGATIONS
 from mmgrpo.policies.chains import Chains
 from mmgrpo.policies.exploring import sampling_metrics
 from mmgrpo.policies.tools import ENDS, Summaries
@@ -128,6 +131,19 @@ def test_all_contexts_of_a_sample_have_its_advantage_and_it_counts_once(made):
     assert found.advantages[best][mask[best]].tolist() == [0.875] * int(mask[best].sum())
     other = (best + 1) % 8
     assert found.advantages[other][mask[other]].tolist() == [-0.125] * int(mask[other].sum())
+
+
+def test_the_preset_counts_tokens_alike_and_learns_nothing_from_what_is_cut_off():
+    """Of three tokens and one each counts a quarter; a sample without an answer is drawn, and not trained."""
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    share = bind(PRESETS["supo"]["aggregation"], AGGREGATIONS, "test")({"loss_mask": mask})
+    assert share[mask].tolist() == [0.25] * 4
+    trained = CATALOGUE["supo"].sampling["truncated"] == "train"
+    policy = policy_of(summaries=Summaries(12, 2, "say a"), max_tokens=30, turns=6, train_truncated=trained)
+    found = policy.rollout(Request(PROMPTS, [0, 1, 2], 8, seed=3)).decisions
+    cut = found.fields["truncated"] > 0
+    assert 0 < int(cut.sum()) < 24 and bool(found.decision_mask[cut].any())
+    assert not found.loss_mask[cut].any() and bool(found.loss_mask[~cut].any(1).all())
 
 
 def test_what_is_recorded_goes_on_over_contexts(made):

@@ -145,7 +145,7 @@ def test_a_world_that_answers_otherwise_is_refused():
         drawn(policy_of((PEEK, "<|im_end|>"), (Fickle,), tree=SHAPE, max_tokens=80))
 
 
-def grown(tree: TurnTree, turns: int = 3) -> list[tuple[Episode, int]]:
+def grown(tree: TurnTree, turns: int = 3, seed: int = 7) -> list[tuple[Episode, int]]:
     """A tree whose chains have this many turns of two tokens, and whose further leaves end one turn later."""
 
     def chain(member: int) -> Episode:
@@ -167,7 +167,7 @@ def grown(tree: TurnTree, turns: int = 3) -> list[tuple[Episode, int]]:
             one.ids += [100 * (number + 1) + one.member]
             one.ends.append(len(one.ids) - 1)
 
-    return tree.grow([chain(member) for member in range(tree.trees)], 7, fork, go_on, lambda one: None)
+    return tree.grow([chain(member) for member in range(tree.trees)], seed, fork, go_on, lambda one: None)
 
 
 def test_the_shape_of_trees_is_that_of_the_code():
@@ -179,6 +179,8 @@ def test_the_shape_of_trees_is_that_of_the_code():
     members = [one.member for one, _ in grown(TurnTree(2, 3, 2, 7))]
     assert sorted(members) == [*range(14)]
     assert len(grown(TurnTree(2, 3, 1, 2))) == 4
+    kept = {one.member for number in range(8) for one, _ in grown(TurnTree(1, 3, 1, 1), seed=number)}
+    assert len(kept) > 1  # any of its leaves
     later = [one for one, _ in grown(TurnTree(1, 8, 2, 17)) if one.parent and one.parent.parent]
     assert all(one.shared_turns > (one.parent or one).shared_turns for one in later)
 
@@ -198,7 +200,7 @@ def test_advantages_are_those_within_the_prompt_and_within_the_tree():
     """Leaves 1, 0 | 1, 1: among all .5, -1.5, .5, .5, and .7071, -.7071, 0, 0 within trees."""
     made = decisions([[0, 1], [0, 2], [3, 4], [3, 5]], keys={"prompt": [0] * 4, "tree": [0, 0, 1, 1]})
     rewards = torch.tensor([[1.0], [0.0], [1.0], [1.0]])
-    blocks = recipe(keys=["prompt", "tree"], scale="group_std(eps=0)", credit="leaf_sum")
+    blocks = algorithm_blocks("tree_grpo", scale="group_std(eps=0)", credit="leaf_sum")["advantages"]
     found = estimate(rewards, rewards > -1, torch.ones(1), made, blocks).advantages
     assert found.numpy() == near([[-1, 1.20711], [-1, -2.20711], [1, 0.5], [1, 0.5]], 1e-5)
 

@@ -24,6 +24,7 @@ ALL = [
     "quantiles",
     "keep_rate",
     "reward_moments(rewards=2)",
+    "last_score(reward=0)",
 ]
 
 

@@ -187,6 +187,17 @@ def test_rewards_over_their_running_std_are_those_of_all_rounds_so_far(tmp_path)
     assert one.ledger.columns["run"]["reward_count"][0, 0] == len(scored) == 48
 
 
+def test_a_reward_of_the_last_visit_weighs_the_next_draw(tmp_path):
+    one = made(tmp_path, trackers=["last_score(reward=0)"], sampler=["promotion(outcome=0, diversity=1)"], steps=2)
+    rounds = rounds_of(one)
+    one.run_round()
+    index = rounds[-1].batch.decisions.fields["prompt_index"].long()
+    scores, kept = rounds[-1].reward_scores.values[:, 0].double(), one.ledger.columns["prompts"]["last_score"]
+    for prompt in index.unique():
+        assert kept[prompt] == pytest.approx(float(scores[index == prompt].mean()))
+    one.run_round()
+
+
 def test_the_number_of_a_sampler_may_follow_a_schedule(tmp_path):
     one = made(tmp_path, sampler=["variance_weighted(share=linear(0, 1, 4))"], steps=5)
     one.fit()

@@ -54,6 +54,12 @@ def test_weights_of_papers():
     made = of("variance_weighted", visits=[1, 1, 1, 1, 0], last_variance=[0.25, 0.1875, 0, 0, 0])
     assert made.weights.tolist() == [0.25, 0.1875, 0, 0, 0.25] and made.share == 0.5
     assert (made.weights[:4] / made.weights[:4].sum()).tolist() == pytest.approx([0.57143, 0.42857, 0, 0], abs=1e-5)
+    # MMR1 with the diversity of trajectories: .8 x .25 + .2 x .5, .2 x 1, .8 x .1875; the largest for what is unknown.
+    given = {"last_variance": [0.25, 0.0, 0.1875, 0.0], "last_score": [0.5, 1.0, 0.0, float("nan")]}
+    made = of("promotion", visits=[1, 1, 1, 0], **given)
+    assert made.weights.tolist() == pytest.approx([0.3, 0.2, 0.15, 0.3]) and made.share == 0.5
+    plain = of("promotion(outcome=1, diversity=0)", visits=[1, 1, 1, 0], **given)
+    assert plain.weights.tolist() == [0.25, 0.0, 0.1875, 0.25]
     # SPO
     made = of("uncertainty_weighted", tracker_value=[0.5, 0.1, 0.9, 0.0])
     assert made.weights.tolist() == pytest.approx([0.55, 0.35, 0.35, 0.05]) and made.how == "distinct"

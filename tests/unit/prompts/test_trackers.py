@@ -70,6 +70,17 @@ def test_moments_of_rewards_are_those_of_all_that_were_scored():
     assert step("reward_moments(rewards=3)", seen([1.0], offline=True), **state).keys() == state.keys()
 
 
+def test_the_last_score_of_one_reward_is_its_mean_over_what_it_scored():
+    values = torch.tensor([[1.0, 0.5], [0.0, math.nan], [0.0, 0.25]], dtype=torch.float64)
+    rows = replace(seen([1.0, 0.0, 0.0]), scores=values)
+    assert step("last_score", rows, last_score=9.0) == {"last_score": 0.375}
+    assert step("last_score(reward=0)", rows)["last_score"] == pytest.approx(1 / 3)
+    assert step("last_score", replace(rows, scores=values * math.nan), last_score=0.5) == {"last_score": 0.5}
+    assert step("last_score", seen([1.0], offline=True), last_score=0.5) == {"last_score": 0.5}
+    with pytest.raises(ValueError, match=r"last_score.*reward 2.*2"):
+        step("last_score(reward=2)", rows)
+
+
 def test_a_window_holds_the_last_rewards():
     after = step("window(count=4)", seen([1.0, 0.0]))
     assert (after["window"].tolist(), after["window_size"]) == ([0, 0, 1, 0], 2)

@@ -247,6 +247,14 @@ def test_an_inverted_row_rewards_what_its_task_does_not(invert, answer, value):
     assert tasks.inverted([prompt], [Text(answer)], tags=False) == [value]
 
 
+def test_an_inverted_row_has_the_maximum_of_its_task_less_the_value():
+    """A click at the place is worth 2 to TON, one elsewhere 1."""
+    gold = {"action": "click", "position": [0.5, 0.5]}
+    prompt = Prompt("", answer=gold, task="ton", meta={"invert": True})
+    said = [json.dumps(gold | {"position": place}) for place in ([0.5, 0.5], [0.9, 0.5])] + ["no action"]
+    assert tasks.inverted([prompt] * 3, [Text(one) for one in said], tags=False) == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("hypothesis", "errors"),
     [("call zoe now", 0), ("call so now", 5), ("fall zoe now", 1), ("call now", 5), ("call zoe zoe now", 5)],

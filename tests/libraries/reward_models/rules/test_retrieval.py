@@ -13,7 +13,7 @@ HERE = "tests.libraries.reward_models.rules.test_retrieval"
 
 def letters(texts, device):
     """[number of a, number of b]"""
-    return np.array([[text.count("a"), text.count("b")] for text in texts], dtype=float)
+    return np.array([[text.count("a") - text.count("c"), text.count("b")] for text in texts], dtype=float)
 
 
 def short(texts, device):
@@ -31,6 +31,7 @@ STEP = Prompt("q", "1", meta={"sub_question": "a", "retriever": "Table Retriever
         ("aaaabbb", ["Table Retriever", "Text Retriever"], 0.4),
         ("aaaabbb", [], 0.4),
         ("bbb", ["Table Retriever"], 0.5),
+        ("aaaaccccc", ["Table Retriever"], 0.5),  # a cosine below 0 counts 0
         (None, ["Table Retriever"], 0.5),
         (None, [], 0.0),
     ],
@@ -56,4 +57,4 @@ def test_rows_and_embeddings_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r":short.*\[1, 2\]"):
         routed_step([STEP], [asked], f"{HERE}:short")
     with pytest.raises(ValueError, match="norm 0"):
-        routed_step([STEP], [Text("<sub-question>c</sub-question>")], f"{HERE}:letters")
+        routed_step([STEP], [Text("<sub-question>d</sub-question>")], f"{HERE}:letters")

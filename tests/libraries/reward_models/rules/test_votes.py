@@ -32,12 +32,12 @@ def rows(*groups: str, contrasts: str = "") -> tuple[list[Prompt], list[Text]]:
     return [prompt for prompt, _ in pairs], [Text(text) for text in texts]
 
 
-@pytest.mark.parametrize(("divergent", "wanted"), [(False, [1.0, 0.0, 0.0]), (True, [2 / 3, 1 / 3, 0.0])])
+@pytest.mark.parametrize(("divergent", "wanted"), [(False, [1.0, 0.0, 1.0, 0.0]), (True, [2 / 3, 1 / 3, 2 / 3, 0.0])])
 def test_the_answers_of_several_roles_in_one_text(divergent, wanted):
     prompt = Prompt("2 + 2", answer="4", task="exact", meta={"divergent": divergent})
-    said = [(4, 5, 4), (5, 5, 4), ()]
+    said = [(4, 5, 4), (5, 5, 4), (5, 4, 4), ()]
     texts = [Text(" then ".join(f"role {n}: <answer>{one}</answer>" for n, one in enumerate(some))) for some in said]
-    assert roles([prompt] * 3, texts) == pytest.approx(wanted)
+    assert roles([prompt] * 4, texts) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(

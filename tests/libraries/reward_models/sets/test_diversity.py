@@ -17,6 +17,7 @@ from reward_models.sets.diversity import (
     cluster_rarity,
     coverage,
     crowding,
+    distinct_ngrams,
     formula_novelty,
     formulas,
     log_volume,
@@ -43,6 +44,14 @@ def of(texts, prompt="0"):
 def test_the_nearest_distance_is_that_to_the_most_alike_sample_of_the_prompt():
     assert nearest_distance(*of("abcd"), embed=f"{HERE}:table") == pytest.approx([0, 0, 0.2, 0.2], abs=1e-6)
     assert nearest_distance(*of("ax"), embed=f"{HERE}:table") == pytest.approx([math.nan] * 2, nan_ok=True)
+
+
+def test_distinct_sequences_of_words_are_counted_over_the_samples_of_a_prompt():
+    """abc, bcd and abc: two of three; of another prompt one of one; of pairs ab, bc, cd, ab, bc three of five."""
+    prompts = [Prompt("q", "0"), Prompt("q", "0"), Prompt("q", "1"), Prompt("q", "2")]
+    said = [Text("a b c d"), Text("a b c"), Text("x y z"), Text("x")]
+    assert distinct_ngrams(prompts, said) == pytest.approx([2 / 3, 2 / 3, 1.0, 0.0])
+    assert distinct_ngrams(prompts, said, n=2)[:2] == pytest.approx([3 / 5] * 2)
 
 
 def test_crowding_sums_cosines_with_the_sample_itself():

@@ -42,16 +42,16 @@ def seen(outputs):
 
 
 def test_the_reward_is_the_cosine_of_the_mapped_text_and_the_output(tmp_path):
-    """A map to (1, 0) whatever the text: cos with (.6, .8) is .6, with (-2, 0) it is -1."""
+    """A map to (0, 1) whatever the text, which is (1, 0): cos with (.6, .8) is .8, with (0, -2) it is -1."""
     mapping = network(2, 4, 2)
     with torch.no_grad():
         mapping[-1].weight.zero_()
-        mapping[-1].bias.copy_(torch.tensor([1.0, 0.0]))
+        mapping[-1].bias.copy_(torch.tensor([0.0, 1.0]))
     save_map(mapping, file := tmp_path / "map.safetensors")
     here = f"embed_text='{__name__}:told', embed='{__name__}:seen'"
     reward = scorer(f"transported(map='{file}', {here})")
-    values = reward.fn([Prompt("a")] * 3, [Text("0.6 0.8"), Text("-2 0"), Text("nan 0")])
-    assert values[:2] == pytest.approx([0.6, -1]) and math.isnan(values[2])
+    values = reward.fn([Prompt("a")] * 3, [Text("0.6 0.8"), Text("0 -2"), Text("nan 0")])
+    assert values[:2] == pytest.approx([0.8, -1]) and math.isnan(values[2])
     with pytest.raises(ValueError, match=r"\[1, 3\].*1.*2"):
         reward.fn([Prompt("a")], [Text("1 2 3")])
 
