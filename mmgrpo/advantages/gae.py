@@ -27,10 +27,9 @@ from mmgrpo.advantages.credit import (
     Matrix,
     Node,
     mean_over_sharing_rows,
-    of_turns,
-    turn_rewards,
 )
 from mmgrpo.advantages.groups import Rows, Values, group_first
+from mmgrpo.advantages.turn_credit import of_turns, turn_rewards
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, FRACTION, POSITIVE
 from mmgrpo.config.registry import Bound, block
 

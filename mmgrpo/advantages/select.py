@@ -26,8 +26,9 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from mmgrpo.advantages import groups
-from mmgrpo.advantages.credit import by_turns, fuse, of_turns, same_state, tails
+from mmgrpo.advantages.credit import fuse, tails
 from mmgrpo.advantages.groups import Key, Rows, Values
+from mmgrpo.advantages.turn_credit import by_turns, of_turns, same_state
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, one_of, within
 from mmgrpo.config.registry import block, table_of
 

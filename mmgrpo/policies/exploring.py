@@ -17,8 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mmgrpo.advantages import groups
-from mmgrpo.advantages.credit import same_state
 from mmgrpo.advantages.groups import Key, Rows, Values
+from mmgrpo.advantages.turn_credit import same_state
 from mmgrpo.diffusion.ode import Solver
 from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.runtime.devices import put

@@ -23,8 +23,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.advantages.credit import turn_rewards
 from mmgrpo.advantages.gae import turn_starts
+from mmgrpo.advantages.turn_credit import turn_rewards
 from mmgrpo.config.registry import Bound
 from mmgrpo.randomness import derive, stream
 from mmgrpo.rollout import Round

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmgrpo.advantages.credit import of_turns, returns, turn_rewards
+from mmgrpo.advantages.credit import returns
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
+from mmgrpo.advantages.turn_credit import of_turns, turn_rewards
 from mmgrpo.requirements.blocks import refuse_unmet
 from mmgrpo.types import Decisions
 from mmgrpo.update import LossRecipe
