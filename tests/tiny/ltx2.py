@@ -15,8 +15,8 @@ from pipelines.visual import tiny_parts
 def tiny(folder: str | Path = "", seed: int = 0) -> Path:
     """Write a complete ``LTX2Pipeline`` folder (by default a new temporary one) and return it.
 
-    Two layers of width 16 for the frames and 8 for the sound; latents of 4 channels at half of the resolution and of
-    the frames, and 25 latents of 2 x 2 a second of sound, which has two channels.
+    Two layers of width 16 for the frames and 8 for the sound; latents of 4 channels at an eighth of the resolution
+    and half of the frames, and 25 latents of 2 x 2 a second of sound, which has two channels.
     """
     require("visual", "diffusers", "transformers")
     from diffusers import LTX2Pipeline
@@ -69,7 +69,7 @@ def parts() -> dict[str, Any]:
         upsample_residual=(False,),
         upsample_factor=(1,),
         decoder_causal=False,
-        patch_size=1,
+        patch_size=4,
     )
     audio_vae = classes.AutoencoderKLLTX2Audio(
         base_channels=4, ch_mult=(1,), num_res_blocks=1, resolution=32, latent_channels=2, mel_bins=8

@@ -182,7 +182,7 @@ OWN: Mapping[str, Example] = {
         TEXTS,
         {"height": 64, "width": 32, "frames": 5, "max_sequence_length": 48},
         FEWER,
-        latents=(4 * 61 * 256 * 384 + 126 * 4,),
+        latents=(4 * 61 * 64 * 96 + 126 * 4,),
         fps=24,
         inputs=(700, 0),
         layers=["proj_in", "audio_proj_in", "time_embed.linear"],

@@ -20,6 +20,7 @@ import torch
 
 from mmgrpo.family import families
 from mmgrpo.files import write_text
+from mmgrpo.types import Policy
 from tests.libraries.families.test_battery import gradients, policy_of, rollout_of
 from tests.tiny import maker, tiny_checkpoint
 
@@ -31,9 +32,8 @@ MARGIN = 10
 """On another kind of CPU, times the largest difference between two that are stored, at least ``SAME``."""
 
 
-def norm_of(name: str) -> float:
+def norm_of(name: str, policy: Policy) -> float:
     """The norm of the gradient of a rollout of a family's tiny model, all of whose decisions are drawn from seed 3."""
-    policy = policy_of(name, str(tiny_checkpoint(maker(name))))
     rows = gradients(policy, rollout_of(name, policy), limit=1000)
     return float(torch.stack([one.double().square().sum() for one in rows.values()]).sum().sqrt())
 
@@ -62,7 +62,7 @@ def main(names: list[str]) -> None:
     torch.set_num_threads(1)  # as in every test
     for name in names or sorted(families()):
         start = time.perf_counter()
-        number = float(f"{norm_of(name):.6g}")
+        number = float(f"{norm_of(name, policy_of(name, str(tiny_checkpoint(maker(name))))):.6g}")
         found = stored()  # anew, after each, so that one that fails loses no others
         found.setdefault(name, {})[kind()] = number
         write_text(FILE, json.dumps(found, indent=1, sort_keys=True) + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,27 @@ def config_of(name: str, path: str, **model: Any) -> Config:
         trackers=[],
         threads=1,
     )
+
+
+def kind(name: str) -> tuple[object, ...]:
+    """What decides which of the core's code runs a family: its decisions, what its sampling can be told, whether it is
+    shown something and whether it draws frames."""
+    owner, example = families()[name], EXAMPLES[name]
+    told = frozenset(one.name for one in fields(owner.sections.sampling))
+    return owner.modality, owner.decisions(config_of(name, "")), owner.image_input, bool(example.fps), told
+
+
+def few(cases: Sequence[Any]) -> list[Any]:
+    """The first case of every kind of family; the others are nightly. For what the core does for all of a kind alike:
+    that each family's own functions are right is held by samples, scores, saved models and norms of gradients."""
+    kinds: set[tuple[object, ...]] = set()
+    chosen = []
+    for case in cases:
+        values = case if isinstance(case, tuple) else (case,)
+        own = (*kind(values[0]), *values[1:])
+        chosen.append(pytest.param(*values, marks=[pytest.mark.nightly] if own in kinds else []))
+        kinds.add(own)
+    return chosen
 
 
 LOADED: dict[Any, tuple[Policy, dict[str, Tensor]]] = {}
@@ -153,7 +175,7 @@ def test_the_ratio_is_one_before_the_first_update(name, tiny):
     torch.testing.assert_close(rescored(policy, rollout), sampled, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", few(NAMES))
 def test_a_network_that_has_become_nan_is_refused_by_both_samplers(name, tiny):
     policy = shared_policy(name, tiny(name))
     with torch.no_grad():
@@ -208,7 +230,7 @@ def test_the_same_tokens_are_scored_under_other_media(name, tiny):
         torch.testing.assert_close(blank, expected, rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", few(NAMES))
 def test_splitting_rows_and_decisions_leaves_the_gradient_unchanged(name, tiny):
     policy = shared_policy(name, tiny(name))
     shake(policy)
@@ -221,7 +243,18 @@ def test_splitting_rows_and_decisions_leaves_the_gradient_unchanged(name, tiny):
         torch.testing.assert_close(cut[key], gradient, rtol=1e-3, atol=5e-4 * largest, msg=key)
 
 
-@pytest.mark.parametrize("name", ADAPTED)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_gradient_has_the_norm_that_is_stored(name, tiny):
+    """``python -m tests.libraries.families.gradient_norms NAME`` stores another, after a change that is meant."""
+    from tests.libraries.families import gradient_norms as norms  # which takes its rollouts from here
+
+    if name not in norms.stored():
+        pytest.skip(f"no norm of {name} is stored: python -m tests.libraries.families.gradient_norms {name}")
+    number, tolerance = norms.expected(norms.stored()[name], norms.kind())
+    assert norms.norm_of(name, shared_policy(name, tiny(name))) == pytest.approx(number, rel=tolerance), norms.kind()
+
+
+@pytest.mark.parametrize("name", few(ADAPTED))
 def test_without_its_adapters_a_model_is_its_base(name, tiny):
     base, adapted = shared_policy(name, tiny(name)), shared_policy(name, tiny(name), lora_rank=2)
     # Of these, adapters of 0.3 make predictions of 28 times the size of noise, which a rollout refuses.
@@ -232,7 +265,7 @@ def test_without_its_adapters_a_model_is_its_base(name, tiny):
     assert (rescored(adapted, rollout) - reference).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize(("name", "rank"), RANKS)
+@pytest.mark.parametrize(("name", "rank"), few(RANKS))
 def test_two_steps_change_all_that_trains_and_nothing_else(name, rank, tiny, tmp_path):
     config = replace(config_of(name, tiny(name), **({"lora_rank": rank} if rank else {})), output_dir=str(tmp_path))
     config.algorithm = replace(config.algorithm, preset="rloo", objective="policy_gradient", terms=[], keys=["prompt"])
@@ -256,7 +289,7 @@ DRAWN = [
 """Generators that denoise."""
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", few(DRAWN))
 def test_the_frozen_parts_of_a_pipeline_take_no_gradient(name, tiny):
     policy = shared_policy(name, tiny(name), lora_rank=2)
     parts = policy.model.frozen_parts().values()  # type: ignore[attr-defined]
@@ -284,7 +317,7 @@ def test_a_size_is_the_model_s_own_or_a_multiple_of_its_unit(name, tiny):
         assert twice.shape[axis] == 2 * once.shape[axis] > 0
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", few(DRAWN))
 def test_guidance_doubles_the_evaluations_of_a_row(name, tiny):
     """By the option that the family names, which therefore has the scale of classifier-free guidance."""
     option = families()[name].guidance
@@ -381,7 +414,7 @@ def test_states_have_the_size_of_noise_and_data_with_every_kernel(name, tiny, mo
         assert float(walk.std[:-1].max()) < 1.5, (text, walk.std)
 
 
-@pytest.mark.parametrize("name", DENOISERS)
+@pytest.mark.parametrize("name", few(DENOISERS))
 def test_states_and_means_are_kept_in_fp32_so_that_half_precision_scores_repeat_exactly(name, tiny):
     """Scored again in the batch of their step: the same bits, since nothing is rounded in between."""
     policy: Any = shared_policy(name, tiny(name), dtype="bfloat16")
@@ -398,7 +431,7 @@ def test_states_and_means_are_kept_in_fp32_so_that_half_precision_scores_repeat_
     assert torch.equal(again, rollout.decisions.log_probs[part.rows, part.positions])
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if EXAMPLES[name].layers])
+@pytest.mark.parametrize("name", few([name for name in NAMES if EXAMPLES[name].layers]))
 def test_adapters_on_unusual_layers_are_all_found_when_they_are_loaded(name, tiny, tmp_path):
     targets = EXAMPLES[name].layers
     options = {"lora_rank": 2, "lora_targets": targets}
@@ -435,7 +468,7 @@ def test_a_saved_model_goes_on_exactly(name, rank, tiny, tmp_path):
     assert torch.equal(rescored(policy, rollout), rescored(again, rollout))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", few(NAMES))
 def test_options_go_through_yaml_and_the_command_line(name, tmp_path):
     kind = config_class(family(name).sections)
     config = replace(kind(), model=replace(kind().model, family=name, path="some/where"), steps=7)

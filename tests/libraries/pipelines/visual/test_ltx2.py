@@ -141,7 +141,7 @@ def test_the_joint_log_prob_is_the_mean_of_both_weighed_by_their_entries(folder)
     rollout = one.rollout(Request(PROMPTS[:1], [0], 2, seed=0))
     [walk] = rollout.steps.walks
     steps, (video, audio) = 4, one.model.streams.values()
-    assert (video, audio) == (4 * 3 * 16 * 32, 2 * 5 * 2)
+    assert (video, audio) == (4 * 3 * 4 * 8, 2 * 5 * 2)
     for step in range(steps - 1):
         target = walk.target[:, step]
         joint = Transition(walk.means[target], walk.std[step].view(1, 1)).log_prob(walk.states[target])
