@@ -7,20 +7,25 @@
 The options of ``mmgrpo train`` follow those of the launch, behind ``--`` if need be. On this machine torchrun starts
 the processes. The job that slurm prints is for sbatch: it begins the run or goes on. Two minutes before its time ends
 it is asked to stop, writes a checkpoint and is queued again. On Ray this command stays: it prints what the processes
-print, starts them again from the last checkpoint when one is lost, and has them write one when it is stopped.
+print, starts them again from the last checkpoint when one is lost, and has them write one when it is stopped. A dry run
+(``--dry-run`` of the run) is that of one process here, wherever it was to be started.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from mmgrpo.cli.errors import USER_ERROR, enter
 from mmgrpo.cli.options import options, words
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, within
+
+if TYPE_CHECKING:
+    from mmgrpo.config.settings import Config
 
 
 @dataclass
@@ -62,8 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args, run = read(words(arguments))
     refuse_options(args, run)
     each = args.processes or (0 if args.ray else gpus())
-    refuse_settings(run, max(1, args.nodes * each))  # on Ray without --processes the cluster alone knows their number
-    if args.slurm:
+    world = max(1, args.nodes * each)  # on Ray without --processes the cluster alone knows their number
+    if checked(run, world).dry_run:
+        dry(run, world)
+    elif args.slurm:
         print(job(args, run), end="")
     elif args.ray:
         from mmgrpo.cli.launch_ray import Request, launch
@@ -126,14 +133,23 @@ def refuse_options(args: Args, run: Sequence[str]) -> None:
         )
 
 
-def refuse_settings(run: Sequence[str], processes: int) -> None:
-    """ValueError for settings with which the run could not start, before a job waits for its machines; nothing is
-    loaded."""
+def checked(run: Sequence[str], processes: int) -> Config:
+    """The settings of the run. ValueError for those with which it could not start, before a job waits for its machines;
+    nothing is loaded."""
     from mmgrpo.cli.train import arithmetic, read, refuse_toys
 
     config = read(run, "The options of the run.")
     refuse_toys(run, config)
     arithmetic(config, processes)
+    return config
+
+
+def dry(run: Sequence[str], processes: int) -> None:
+    """What the first of the processes says of the run; the others would import the libraries and say nothing."""
+    from mmgrpo.cli import train
+
+    os.environ |= {"RANK": "0", "WORLD_SIZE": str(processes)}
+    train.main(run)
 
 
 def is_named(run: Sequence[str]) -> bool:

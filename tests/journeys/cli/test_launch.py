@@ -68,6 +68,17 @@ def test_settings_are_refused_before_a_process_or_a_job_waits_for_its_machine(pl
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("place", [[], *([one] for one in launch.PLACES)])
+def test_a_dry_run_is_that_of_one_process_for_all(place, monkeypatch, capsys):
+    """No torchrun, job or cluster: each of eight processes would import the libraries to say nothing."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "")  # what is set is forgotten with the test
+    launch.main([*place, "--processes", "8", "--name", "x", "--distributed.shard", "full", "--dry-run"])
+    lines = capsys.readouterr().out.splitlines()
+    assert "mesh:      8 processes: data 8 x sequence 1; weights: copies 1 x shards 8" in lines
+    assert sum(line.startswith("the run:") for line in lines) == 1
+
+
 @pytest.mark.parametrize("between", [[], ["--"]])
 @pytest.mark.parametrize("place", launch.PLACES)
 def test_options_of_the_run_follow_those_of_the_launch(place, between):
