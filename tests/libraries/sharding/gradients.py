@@ -1,4 +1,4 @@
-"""Gradients in float64 of one loss, by one process alone and by all that divide its rows, their tokens and weights.
+"""Gradients of one loss, by one process alone and by all that divide its rows, their tokens and weights.
 
 RANK=0 WORLD_SIZE=2 ... python -m tests.libraries.sharding.gradients FOLDER SHARD REPLICATE SEQUENCE CASE...
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,12 @@ def perturbed(network: torch.nn.Module, draw: torch.Generator) -> None:
             one.data += 0.05 * torch.randn(one.shape, generator=draw)
 
 
-def noisy(model: Any, prompts: Sequence[Prompt]) -> Callable[[Any, slice], torch.Tensor]:
+def noisy(model: Any, prompts: Sequence[Prompt], dtype: torch.dtype) -> Callable[[Any, slice], torch.Tensor]:
     """The velocity that a network predicts for some of the rows."""
     draw = torch.Generator().manual_seed(0)
-    x = torch.randn(len(prompts), *model.shape, generator=draw, dtype=torch.float64)
-    time = torch.rand(len(prompts), generator=draw, dtype=torch.float64)
-    words = [one.double() if one.is_floating_point() else one for one in model.encode(prompts).tensors]
+    x = torch.randn(len(prompts), *model.shape, generator=draw, dtype=torch.float64).to(dtype)
+    time = torch.rand(len(prompts), generator=draw, dtype=torch.float64).to(dtype)
+    words = [one.to(dtype) if one.is_floating_point() else one for one in model.encode(prompts).tensors]
     return lambda network, own: model.architecture.velocity(
         network, x[own], time[own], tuple(one[own] for one in words)
     ).flatten(1)
@@ -81,46 +82,57 @@ def gradients(predict: Callable[[Any, slice], torch.Tensor], network: Any, own: 
     return {name: one.to_dense() if one.is_sparse else one for name, one in found.items()}
 
 
-def compare(config: Config, accelerator: Accelerator, mode: str, replicate: int, sequence: int) -> list[float]:
+@dataclass(frozen=True)
+class Divided:
+    """How processes divide weights and tokens."""
+
+    mode: str
+    replicate: int
+    sequence: int
+
+
+def compare(config: Config, accelerator: Accelerator, way: Divided, dtype: torch.dtype) -> list[float]:
     """The largest difference between the gradients by this process alone and by all, over the largest of these, and
     how many tokens come out of a block by each."""
     owner, prompts = families()[config.model.family], EXAMPLES[config.model.family].prompts
     model: Any = owner.policy(config, "cpu", prompts).model  # type: ignore[attr-defined]
-    network, tokens = model.network.double(), list[int]()
+    network, tokens = model.network.to(dtype), list[int]()
     perturbed(network, torch.Generator().manual_seed(0))
     rows = [prompts[row % len(prompts)] for row in range(ROWS)]
-    predict = answered(model, rows) if owner.modality == "vlm" else noisy(model, rows)
+    predict = answered(model, rows) if owner.modality == "vlm" else noisy(model, rows, dtype)
     *_, block = (one for one in network.modules() if any(fnmatchcase(type(one).__name__, b) for b in owner.blocks))
     block.register_forward_hook(
         lambda _, __, made: tokens.append((made[0] if isinstance(made, tuple) else made).shape[1])
     )
     alone = gradients(predict, network, slice(0, ROWS))
     assert owner.divide is not None
-    owner.divide(network, sequences_of("cpu", sequence))
-    if mode == "full":
-        shard([network], owner.blocks, mesh_of("cpu", replicate), in_step=owner.in_step, agree=False)
+    owner.divide(network, sequences_of("cpu", way.sequence))
+    if way.mode == "full":
+        shard([network], owner.blocks, mesh_of("cpu", way.replicate), in_step=owner.in_step, agree=False)
     rank = DataRank.of(accelerator)
     own = slice(rank.index * ROWS // rank.count, (rank.index + 1) * ROWS // rank.count)
     with scoring_weights(network):
         together = {name: whole(one) for name, one in gradients(predict, network, own).items()}
-    if mode != "full" or not owner.in_step:  # else they are sums already
+    if way.mode != "full" or not owner.in_step:  # else they are sums already
         for one in together.values():
             torch.distributed.all_reduce(one)
     gap = max(float((together[name] - one).abs().max()) for name, one in alone.items())
     return [gap / max(float(one.abs().max()) for one in alone.values()), tokens[0], tokens[-1]]
 
 
-def run(folder: Path, mode: str, replicate: int, sequence: int, cases: Sequence[str]) -> None:
-    """Compare every case, and leave what this process found in the folder."""
+def run(folder: Path, way: Divided, cases: Sequence[str]) -> None:
+    """Compare every case in both precisions, and leave what this process found in the folder."""
     torch.set_num_threads(1)
     accelerator = Accelerator(cpu=True)
-    TOGETHER[accelerator] = sequence
+    TOGETHER[accelerator] = way.sequence
     configs = {case: config_of(case, folder, "none", 1) for case in cases}
+    found = {case: {"float32": compare(one, accelerator, way, torch.float32)} for case, one in configs.items()}
     with mock.patch.object(torch.Tensor, "float", torch.Tensor.double):  # norms of Wan compute in float32 by themselves
-        found = {case: compare(config, accelerator, mode, replicate, sequence) for case, config in configs.items()}
+        for case, one in configs.items():
+            found[case]["float64"] = compare(one, accelerator, way, torch.float64)
     (folder / f"gradients-{accelerator.process_index}.json").write_text(json.dumps(found))
     accelerator.end_training()
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5:])
+    run(Path(sys.argv[1]), Divided(sys.argv[2], int(sys.argv[3]), int(sys.argv[4])), sys.argv[5:])

@@ -39,6 +39,7 @@ VARIANTS: dict[str, Variant] = {
     "lora": {"model": {"lora_rank": 2}},
     "full": {},
     "checkpointed": {"model": {"gradient_checkpointing": True}},
+    "lora-checkpointed": {"model": {"lora_rank": 2, "gradient_checkpointing": True}},
     "reference": {"algorithm": {"terms": ["kl_velocity(coef=0.1)"]}, "optim": EMA},
     "lora-reference": {"model": {"lora_rank": 2}, "algorithm": {"terms": ["kl_velocity(coef=0.1)"]}, "optim": EMA},
     "tokens-reference": {"algorithm": {"terms": ["kl_k3(coef=0.1)"]}, "optim": EMA},
