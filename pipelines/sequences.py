@@ -83,16 +83,25 @@ def attend_by_tokens(
     line = LINES[module]
     if attention_mask is None or attention_mask.dim() < 4 or attention_mask.shape[2] != line.count * query.shape[2]:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    rows, _, own, width = query.shape
-    query, key, value = (
-        _Exchange.apply(one.unflatten(1, (line.count, -1)).movedim(1, 0), line)  # [count, rows, heads / count, own, _]
-        .movedim(0, 2)
-        .flatten(2, 3)
-        for one in (query, key, value)
-    )
+    query, key, value = (all_tokens(one, line) for one in (query, key, value))
     attended, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    back = _Exchange.apply(attended.unflatten(1, (line.count, own)).movedim(1, 0), line)
-    return back.movedim(0, 2).reshape(rows, own, -1, width), None
+    return own_tokens(attended, line), None
+
+
+def all_tokens(
+    value: Float[Tensor, "rows heads own width"], line: Line
+) -> Float[Tensor, "rows {value.shape[1]//line.count} {value.shape[2]*line.count} width"]:
+    """This process's heads of the tokens of all processes, for all heads of its own tokens."""
+    parts = value.unflatten(1, (line.count, -1)).movedim(1, 0)  # [count, rows, heads / count, own, width]
+    return _Exchange.apply(parts, line).movedim(0, 2).flatten(2, 3)
+
+
+def own_tokens(
+    attended: Float[Tensor, "rows every some width"], line: Line
+) -> Float[Tensor, "rows {attended.shape[1]//line.count} {attended.shape[2]*line.count} width"]:
+    """All heads of this process's tokens, for its heads of those of all processes."""
+    parts = attended.unflatten(1, (line.count, -1)).movedim(1, 0)  # [count, rows, own, heads / count, width]
+    return _Exchange.apply(parts, line).movedim(0, 2).flatten(2, 3)
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ FAMILIES: Mapping[str, Family] = {
             "Stable Diffusion 3 and 3.5, and small models of their architecture",
             "pipelines.visual.sd3",
             ("StableDiffusion3Pipeline", "SD3Transformer2DModel"),
+            planned=True,
         ),
         visual_family(
             "sd3_edit",
@@ -54,6 +55,7 @@ FAMILIES: Mapping[str, Family] = {
             ("SD3Transformer2DModel",),
             EditOptions,
             image_input="required",
+            planned=True,
         ),
         visual_family(
             "flux",
@@ -149,6 +151,7 @@ FAMILIES: Mapping[str, Family] = {
             "pipelines.visual.z_image",
             ("ZImagePipeline",),
             ZImageOptions,
+            planned=True,
         ),
         visual_family(
             "longcat_image",
@@ -171,6 +174,7 @@ FAMILIES: Mapping[str, Family] = {
             ("HunyuanVideoPipeline",),
             HunyuanVideoOptions,
             guidance="true_cfg_scale",
+            planned=True,
         ),
         visual_family(
             "hunyuan_video15",

@@ -89,7 +89,7 @@ def visual_family(
 ) -> Family:
     """The record of a generator, whose ``module`` has its ``load``, and ``check_words`` where its tokenizers can be
     asked before. The others are those of ``Family``; ``in_step`` holds whatever images the prompts have,
-    of which there are ``several_images``; ``planned``: diffusers has a plan by which processes divide its tokens."""
+    of which there are ``several_images``; ``planned``: there is a plan by which processes divide its tokens."""
     clips = "frames" in {one.name for one in fields(options)}
     check_rows = partial(readable, name, module, image_input, several_images, guidance)
     return Family(
@@ -131,7 +131,7 @@ def visual_family(
 
 
 def divide(network: nn.Module, mesh: DeviceMesh) -> None:
-    """By the plan of diffusers."""
+    """By the plan of the network's class."""
     from pipelines.visual.sequences import divide_by_plan
 
     divide_by_plan(network, mesh)

@@ -1,4 +1,5 @@
-"""The tokens of a sample divided among processes, by the plans of diffusers for each class of network (``_cp_plan``).
+"""The tokens of a sample divided among processes, by a plan for each class of network: that of diffusers (``_cp_plan``)
+or, where it has none, one of ours in the same terms.
 
 Between attentions a process computes its part of the tokens. Before an attention it gives all but its heads away and
 gets the tokens of the others, and afterwards the reverse (DeepSpeed-Ulysses, arXiv:2309.14509). What a plan gathers at
@@ -14,12 +15,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from inspect import signature
+from math import prod
 from typing import Any
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.overrides import TorchFunctionMode
+
+from pipelines.sequences import Line, all_tokens, own_tokens
 
 
 def divide_by_plan(network: nn.Module, mesh: DeviceMesh) -> None:
@@ -29,50 +36,83 @@ def divide_by_plan(network: nn.Module, mesh: DeviceMesh) -> None:
     from diffusers.hooks.context_parallel import apply_context_parallel
     from diffusers.models._modeling_parallel import ParallelConfig
     from diffusers.models.attention import AttentionModuleMixin
-    from diffusers.models.attention_processor import Attention
+    from diffusers.models.attention_processor import Attention, JointAttnProcessor2_0
 
-    together = mesh["ulysses"].size()
+    lines = mesh["ulysses"]
+    line = Line(lines.get_group(), lines.size(), lines.get_local_rank())
     for part in [one for one in network.modules() if isinstance(one, ModelMixin)]:
-        if (heads := part.config["num_attention_heads"]) % together:
+        heads = part.config["n_heads" if "n_heads" in part.config else "num_attention_heads"]
+        if heads % line.count:
             raise ValueError(
-                f"distributed.sequence: got {together}, expected a divisor of {heads}, the heads of "
+                f"distributed.sequence: got {line.count}, expected a divisor of {heads}, the heads of "
                 f"{type(part).__name__}"
             )
-        context = ContextParallelConfig(ulysses_degree=together, mesh=mesh)
+        context = ContextParallelConfig(ulysses_degree=line.count, mesh=mesh)
         config = ParallelConfig(context_parallel_config=context)
         place = torch.distributed.get_rank(), torch.distributed.get_world_size()
         config.setup(*place, torch.device(mesh.device_type), mesh=mesh)
-        plan, kept, hooks = particulars(part, together)
+        found = particulars(part, line)
         for name, module in part.named_modules():
-            if isinstance(module, Attention | AttentionModuleMixin) and not (kept and name.endswith(kept)):
+            if not isinstance(module, Attention | AttentionModuleMixin) or fnmatchcase(name, found.kept):
+                continue
+            if isinstance(module.processor, JointAttnProcessor2_0):
+                module.processor = Exchanging(module.processor, line)  # type: ignore[assignment]
+            else:
                 module.processor._parallel_config = config  # type: ignore[union-attr]
-        for hook in hooks:
-            part.register_forward_pre_hook(hook, with_kwargs=True)
-        for name, split in plan.items():
+        for name, hook in found.hooks:
+            part.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
+        for name, split in found.plan.items():
             if isinstance(split, dict) and "*" not in name:
                 axes = {key: one.split_dim for key, one in split.items() if not one.split_output}
-                part.get_submodule(name).register_forward_pre_hook(Divisible(axes, together), with_kwargs=True)
+                part.get_submodule(name).register_forward_pre_hook(Divisible(axes, line.count), with_kwargs=True)
         logging.getLogger(apply_context_parallel.__module__).setLevel(logging.ERROR)  # what is whole on purpose
-        apply_context_parallel(part, context, plan)
+        apply_context_parallel(part, context, dict(found.plan))
 
 
-def particulars(network: Any, together: int) -> tuple[dict[str, Any], str, Sequence[Callable[..., Any]]]:
-    """The plan of a network, the end of the names of attentions that are left as they are, and what changes the inputs
-    of its calls before they are divided."""
-    plan = network._cp_plan
+@dataclass(frozen=True)
+class Particulars:
+    """How the tokens of a class of networks are divided."""
+
+    plan: Mapping[str, Any]
+    kept: str = ""
+    """The names of attentions that are left as they are, as a pattern."""
+    hooks: Sequence[tuple[str, Callable[..., Any]]] = ()
+    """Modules and what checks or changes the inputs of their calls before they are divided."""
+
+
+def particulars(network: Any, line: Line) -> Particulars:
+    """Those of the class of a network."""
+    from diffusers.models._modeling_parallel import ContextParallelInput, ContextParallelOutput
+
+    tokens, together = ContextParallelInput(split_dim=1, expected_dims=3), line.count
+    made = ContextParallelInput(split_dim=1, expected_dims=3, split_output=True)
+    mask, whole = ContextParallelInput(split_dim=1, expected_dims=2), ContextParallelOutput(1, expected_dims=3)
     match type(network).__name__:
         case "LTXVideoTransformer3DModel":
             # diffusers divides the words too, but an attention to fewer or more tokens than it is of has no gradient
             # there. Every process has all words here, and a level for each of its tokens where they differ.
-            from diffusers.models._modeling_parallel import ContextParallelInput
-
-            levels = ContextParallelInput(split_dim=1, expected_dims=2)
-            root = {"hidden_states": plan[""]["hidden_states"], "timestep": levels}
-            return {**plan, "": root}, ".attn2", ()
+            plan = network._cp_plan
+            root = {"hidden_states": plan[""]["hidden_states"], "timestep": mask}
+            return Particulars({**plan, "": root}, kept="*.attn2")
         case "QwenImageTransformer2DModel":  # whose words are as many as the longest prompt has
-            return plan, "", (Filled(together),)
+            return Particulars(network._cp_plan, hooks=[("", Filled(together, "encoder_hidden_states_mask"))])
+        case "SD3Transformer2DModel":  # whose words have no mask, and are 77 + 256 of the published checkpoints
+            plan = {"hidden_states": tokens, "encoder_hidden_states": tokens}
+            return Particulars({"transformer_blocks.0": plan, "proj_out": whole}, hooks=[("", Counted(together))])
+        case "ZImageTransformer2DModel":  # whose first layers, two of images and two of words, are not divided
+            *_, last = (name for name, _ in network.all_final_layer.named_children())
+            plan = {"layers.0": {"x": tokens}, "layers.*": {"attn_mask": mask, "freqs_cis": tokens}}
+            return Particulars({**plan, f"all_final_layer.{last}": whole}, kept="*_refiner.*")
+        case "HunyuanVideoTransformer3DModel":  # whose words are first refined together
+            angles = ContextParallelInput(split_dim=0, expected_dims=2, split_output=True)
+            root = {"encoder_attention_mask": mask}
+            plan = {"": root, "x_embedder": {0: made}, "context_embedder": {0: made}, "rope": {0: angles, 1: angles}}
+            patches = DivisiblePatches((network.config.patch_size_t, *[network.config.patch_size] * 2), together)
+            filled = Filled(together, "encoder_attention_mask")
+            hooks = [("", patches), ("", filled), ("context_embedder", Whole(2, line))]
+            return Particulars({**plan, "proj_out": whole}, "context_embedder.*", hooks)
         case _:
-            return plan, "", ()
+            return Particulars(network._cp_plan)
 
 
 @dataclass(frozen=True)
@@ -80,14 +120,89 @@ class Filled:
     """Words of a call filled up to a multiple of a number, with a mask that says which are real."""
 
     multiple: int
+    mask: str
+    """The input of this name."""
 
     def __call__(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        words, real = named["encoder_hidden_states"], named["encoder_hidden_states_mask"]
+        words, real = named["encoder_hidden_states"], named[self.mask]
         if not (missing := -words.shape[1] % self.multiple):
             return None
         real = torch.ones(words.shape[:2], dtype=torch.bool, device=words.device) if real is None else real
         filled = {"encoder_hidden_states": nn.functional.pad(words, (0, 0, 0, missing))}
-        return inputs, {**named, **filled, "encoder_hidden_states_mask": nn.functional.pad(real, (0, missing))}
+        return inputs, {**named, **filled, self.mask: nn.functional.pad(real, (0, missing))}
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Words of a call of Stable Diffusion 3 filled up to a multiple of a number; attentions (``Exchanging``) are told
+    how many are real."""
+
+    multiple: int
+
+    def __call__(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        words = named["encoder_hidden_states"]
+        filled = nn.functional.pad(words, (0, 0, 0, -words.shape[1] % self.multiple))
+        told = {"joint_attention_kwargs": {"real": words.shape[1]}}
+        return inputs, {**named, "encoder_hidden_states": filled, **told}
+
+
+@dataclass(frozen=True)
+class Whole:
+    """An input of a call, by its place, of which a process has its part along axis 1."""
+
+    place: int
+    line: Line
+
+    def __call__(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        own = inputs[self.place].contiguous()
+        parts = [torch.empty_like(own) for _ in range(self.line.count)]
+        torch.distributed.all_gather(parts, own, group=self.line.group)
+        return (*inputs[: self.place], torch.cat(parts, 1), *inputs[self.place + 1 :]), named
+
+
+@dataclass(frozen=True)
+class Exchanging:
+    """An attention processor that calls torch's attention itself, and not by the dispatch of diffusers."""
+
+    processor: Any
+    line: Line
+
+    def __call__(
+        self,
+        attn: nn.Module,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        real: int | None = None,
+    ) -> Any:
+        images, words = hidden_states.shape[1], 0 if encoder_hidden_states is None else encoder_hidden_states.shape[1]
+        mask = None
+        if real is not None and words * self.line.count > real:
+            mask = joint_mask(images, words, real, self.line.count).to(hidden_states.device)[None]
+        with ByHeads(self.line, mask):
+            return self.processor(attn, hidden_states, encoder_hidden_states, attention_mask)
+
+
+def joint_mask(images: int, words: int, real: int, count: int) -> Bool[Tensor, "{count*(images+words)}"]:
+    """Which tokens are attended to: those of ``count`` processes, of each first images and then words, of whose words
+    the first ``real`` are."""
+    there = (torch.arange(count * words) < real).unflatten(0, (count, words))
+    return torch.cat([torch.ones(count, images, dtype=torch.bool), there], 1).flatten()
+
+
+class ByHeads(TorchFunctionMode):
+    """Within it torch's attention, of all heads of a process's tokens, is that of its heads of all tokens."""
+
+    def __init__(self, line: Line, mask: Tensor | None) -> None:
+        super().__init__()
+        self.line, self.mask = line, mask
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not nn.functional.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        query, key, value = (all_tokens(one, self.line) for one in args)
+        attended = func(query, key, value, attn_mask=self.mask)
+        return own_tokens(attended.transpose(1, 2), self.line).transpose(1, 2)
 
 
 @dataclass(frozen=True)
@@ -101,8 +216,26 @@ class Divisible:
         given = signature(type(module).forward).bind(module, *inputs, **named).arguments
         for name, axis in self.axes.items():
             value = given.get(name)
-            if isinstance(value, Tensor) and value.dim() > axis and (length := value.shape[axis]) % self.together:
-                raise ValueError(
-                    f"distributed.sequence: got {self.together}, expected a divisor of {length}, the length of {name}; "
-                    "change it, the size of samples, or model.max_sequence_length"
-                )
+            if isinstance(value, Tensor) and value.dim() > axis:
+                refuse_uneven(value.shape[axis], name, self.together)
+
+
+@dataclass(frozen=True)
+class DivisiblePatches:
+    """ValueError for a clip whose patches, of these sides, cannot be divided evenly."""
+
+    patch: tuple[int, ...]
+    together: int
+
+    def __call__(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        sides = zip(named["hidden_states"].shape[2:], self.patch, strict=True)
+        refuse_uneven(prod(side // of for side, of in sides), "hidden_states", self.together)
+
+
+def refuse_uneven(length: int, name: str, together: int) -> None:
+    """ValueError for tokens that cannot be divided evenly."""
+    if length % together:
+        raise ValueError(
+            f"distributed.sequence: got {together}, expected a divisor of {length}, the length of {name}; "
+            "change it, the size of samples, or model.max_sequence_length"
+        )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -102,7 +103,7 @@ def compare(config: Config, accelerator: Accelerator, way: Divided, dtype: torch
     predict = answered(model, rows) if owner.modality == "vlm" else noisy(model, rows, dtype)
     *_, block = (one for one in network.modules() if any(fnmatchcase(type(one).__name__, b) for b in owner.blocks))
     block.register_forward_hook(
-        lambda _, __, made: tokens.append((made[0] if isinstance(made, tuple) else made).shape[1])
+        lambda _, __, made: tokens.append((made[-1] if isinstance(made, tuple) else made).shape[1])
     )
     alone = gradients(predict, network, slice(0, ROWS))
     assert owner.divide is not None
@@ -120,6 +121,20 @@ def compare(config: Config, accelerator: Accelerator, way: Divided, dtype: torch
     return [gap / max(float(one.abs().max()) for one in alone.values()), tokens[0], tokens[-1]]
 
 
+@contextmanager
+def doubled() -> Iterator[None]:
+    """Float64 where networks compute in float32 by themselves: the norms of Wan and of Z-Image."""
+    to: Any = torch.Tensor.to
+
+    def stays(value: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        wide = value.dtype == torch.float64
+        return to(value, *(torch.float64 if wide and one is torch.float32 else one for one in given), **named)
+
+    replaced = {"float": torch.Tensor.double, "to": stays}
+    with mock.patch.multiple(torch.Tensor, **replaced):
+        yield
+
+
 def run(folder: Path, way: Divided, cases: Sequence[str]) -> None:
     """Compare every case in both precisions, and leave what this process found in the folder."""
     torch.set_num_threads(1)
@@ -127,7 +142,7 @@ def run(folder: Path, way: Divided, cases: Sequence[str]) -> None:
     TOGETHER[accelerator] = way.sequence
     configs = {case: config_of(case, folder, "none", 1) for case in cases}
     found = {case: {"float32": compare(one, accelerator, way, torch.float32)} for case, one in configs.items()}
-    with mock.patch.object(torch.Tensor, "float", torch.Tensor.double):  # norms of Wan compute in float32 by themselves
+    with doubled():
         for case, one in configs.items():
             found[case]["float64"] = compare(one, accelerator, way, torch.float64)
     (folder / f"gradients-{accelerator.process_index}.json").write_text(json.dumps(found))

@@ -14,7 +14,7 @@ from mmgrpo.config.settings import Distributed, config_class
 from mmgrpo.family import families, refuse_undivided
 from mmgrpo.runtime.identity import Identity
 from pipelines.sequences import mask_by_process
-from pipelines.visual.sequences import Divisible, Filled
+from pipelines.visual.sequences import Counted, Divisible, DivisiblePatches, Filled, joint_mask
 from tests.libraries.sharding.test_sharding import Runs, assert_close, weights
 
 CASES = ["flux:lora", "wan:checkpointed", "qwen_vl:lora"]
@@ -28,6 +28,9 @@ RARE = [
     "wan:experts",
     "flux_kontext:full",
     "qwen_image:full",
+    "sd3:lora",
+    "z_image:full",
+    "hunyuan_video:lora",
 ]
 EVERY = [*CASES, *(pytest.param(case, marks=pytest.mark.nightly) for case in RARE)]
 PLANNED = [f"{name}:{kind}" for name, one in families().items() if one.divide for kind in ("full", "checkpointed")]
@@ -59,12 +62,12 @@ def two(runs: Runs, cases: list[str]):
 
 
 def test_a_family_without_a_plan_is_refused_before_it_is_loaded():
-    config = config_class(families()["sd3"].sections)()
-    config = replace(config, model=replace(config.model, family="sd3"), distributed=Distributed(sequence=2))
-    with pytest.raises(ValueError, match="distributed.sequence.*2.*sd3.*flux"):
-        refuse_undivided(config, families()["sd3"])
+    config = config_class(families()["sana"].sections)()
+    config = replace(config, model=replace(config.model, family="sana"), distributed=Distributed(sequence=2))
+    with pytest.raises(ValueError, match="distributed.sequence.*2.*sana.*flux"):
+        refuse_undivided(config, families()["sana"])
     refuse_undivided(config, families()["flux"])
-    refuse_undivided(replace(config, distributed=Distributed()), families()["sd3"])
+    refuse_undivided(replace(config, distributed=Distributed()), families()["sana"])
 
 
 def test_the_mask_of_divided_tokens_is_ordered_by_process_and_filled_up():
@@ -80,16 +83,28 @@ def test_the_mask_of_divided_tokens_is_ordered_by_process_and_filled_up():
 
 
 def test_words_are_filled_up_with_a_mask_and_other_tokens_must_be_divisible():
-    words = torch.ones(2, 5, 3)
-    call = {"encoder_hidden_states": words, "encoder_hidden_states_mask": None}
-    _, filled = Filled(4)(torch.nn.Identity(), (), call)
+    words, mask = torch.ones(2, 5, 3), "encoder_hidden_states_mask"
+    call = {"encoder_hidden_states": words, mask: None}
+    _, filled = Filled(4, mask)(torch.nn.Identity(), (), call)
     assert filled["encoder_hidden_states"].shape == (2, 8, 3)
-    assert filled["encoder_hidden_states_mask"].sum(1).tolist() == [5, 5]
-    assert Filled(5)(torch.nn.Identity(), (), call) is None
+    assert filled[mask].sum(1).tolist() == [5, 5]
+    assert Filled(5, mask)(torch.nn.Identity(), (), call) is None
     layer = torch.nn.Linear(3, 3)
     Divisible({"input": 1}, 5)(layer, (words,), {})
     with pytest.raises(ValueError, match="distributed.sequence.*4.*5.*input"):
         Divisible({"input": 1}, 4)(layer, (words,), {})
+    clip = {"hidden_states": torch.ones(1, 4, 3, 4, 6)}  # 3 x 2 x 3 patches
+    DivisiblePatches((1, 2, 2), 3)(layer, (), clip)
+    with pytest.raises(ValueError, match="distributed.sequence.*4.*18.*hidden_states"):
+        DivisiblePatches((1, 2, 2), 4)(layer, (), clip)
+
+
+def test_words_without_a_mask_are_filled_up_and_nothing_attends_to_the_filling():
+    """Five words of two processes, three each, beside two tokens of an image each: the last word is none."""
+    _, filled = Counted(2)(torch.nn.Identity(), (), {"encoder_hidden_states": torch.ones(1, 5, 3)})
+    assert filled["encoder_hidden_states"].sum(2).tolist() == [[3.0, 3.0, 3.0, 3.0, 3.0, 0.0]]
+    assert filled["joint_attention_kwargs"] == {"real": 5}
+    assert joint_mask(images=2, words=3, real=5, count=2).int().tolist() == [1, 1, 1, 1, 1, 1, 1, 1, 1, 0]
 
 
 @pytest.mark.slow
