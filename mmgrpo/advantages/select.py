@@ -134,12 +134,44 @@ def gfpo(
 
     ``length``: the shortest; ``efficiency``: the largest reward per decision; ``reward``: the largest reward.
     """
-    metrics = {
+    return groups.group_rank(-_measured(metric, values, length), key, keep) < count
+
+
+def _measured(metric: str, values: Values, length: Key) -> Values:
+    """What ``gfpo`` wants of a row to be large."""
+    return {
         "length": -length.to(values.dtype),
         "efficiency": values / length.clamp(min=1),
         "reward": values,
-    }
-    return groups.group_rank(-metrics[metric], key, keep) < count
+    }[metric]
+
+
+@block(BEFORE, level="group")
+def gfpo_adaptive(
+    values: Values,
+    key: Key,
+    keep: Rows,
+    length: Key,
+    difficulty: Float[Tensor, "B 3"],
+    *,
+    counts: Sequence[int] = (8, 8, 6, 4),
+    metric: Annotated[str, one_of("length", "efficiency", "reward")] = "length",
+) -> Rows:
+    """``gfpo`` that keeps more rows of hard prompts: Adaptive Difficulty GFPO (arXiv:2508.09726), of groups of 16 8, 8,
+    6 and 4 where their mean reward is within the lowest, second, third and highest quarter of those of the run.
+
+    The quartiles are those of the tracker ``difficulty``, before it has seen any of the round's own groups. The paper
+    has a digest of all groups so far. ValueError unless there are four counts.
+    """
+    if len(counts) != 4 or not all(isinstance(one, int) and one > 0 for one in counts):
+        raise ValueError(f"gfpo_adaptive: counts: got {list(counts)}, expected four numbers of rows, the hardest first")
+    mean = groups.group_mean(values, key, keep)
+    marks = difficulty[0].to(values.dtype) if len(difficulty) else values.new_full((3,), torch.nan)
+    if bool(marks.isnan().any()):
+        one = groups.group_first(key, keep)
+        marks = mean[one].quantile(marks.new_tensor([0.25, 0.5, 0.75])) if bool(one.any()) else marks
+    count = torch.tensor(counts, device=values.device)[(mean[:, None] > marks).sum(1)]
+    return groups.group_rank(-_measured(metric, values, length), key, keep) < count
 
 
 @block(BEFORE, level="group")

@@ -245,6 +245,30 @@ def quantiles(
 
 
 @block(TRACKERS, level="group")
+@keeps(RUN, difficulty_means="kept", difficulty_count=0.0)
+def difficulty(
+    difficulty_means: Float[Tensor, "kept"],
+    difficulty_count: float,
+    seen: Seen,
+    *,
+    kept: Annotated[int, COUNT] = 4096,
+) -> dict[str, Any]:
+    """The mean rewards of the last ``kept`` groups of the run, whose quartiles say which prompts are hard now
+    (``gfpo_adaptive``)."""
+    names = torch.unique(seen.groups)
+    means = torch.stack([seen.rewards[seen.groups == name].mean() for name in names])
+    count = min(kept, int(difficulty_count) + len(means))
+    return {"difficulty_means": torch.cat([difficulty_means, means])[-kept:], "difficulty_count": float(count)}
+
+
+def _quartiles(columns: Mapping[str, Tensor]) -> Tensor:
+    """Of what ``difficulty`` has seen; NaN before."""
+    means, levels = columns["difficulty_means"], torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+    some = [row[len(row) - int(count) :] for row, count in zip(means, columns["difficulty_count"], strict=True)]
+    return torch.stack([one.quantile(levels) if len(one) else torch.full((3,), torch.nan).double() for one in some])
+
+
+@block(TRACKERS, level="group")
 @keeps(RUN, keep_rate=1.0)
 def keep_rate(keep_rate: float, seen: Seen, *, least: Annotated[float, POSITIVE_FRACTION] = 0.1) -> dict[str, float]:
     """min(rate so far, groups with spread / groups of the round), at least ``least``: how many of the groups that are
@@ -322,6 +346,7 @@ READS: dict[str, Read] = {
     "quantile_low": Read(RUN, "quantiles", _where("quantile_low", lambda columns: columns["rounds"] > 0)),
     "quantile_high": Read(RUN, "quantiles", _where("quantile_high", lambda columns: columns["rounds"] > 0)),
     "keep_rate": Read(RUN, "keep_rate", lambda columns: columns["keep_rate"]),
+    "difficulty": Read(RUN, "difficulty", _quartiles),
     "category_weight": Read(CATEGORIES, "worst_group", lambda columns: columns["log_weight"].softmax(0)),
     "reward_moments": Read(
         RUN,

@@ -20,7 +20,7 @@ from mmgrpo.rewards import entries
 from tests import ROOT
 from tests.journeys.cli.running import refused, run, script
 
-PROGRAMS = {"grpo_minimal.py", "memory.py", "hours.py", "convert_var.py"}
+PROGRAMS = {"grpo_minimal.py", "memory.py", "hours.py", "convert_var.py", "rewrite_rows.py"}
 SCRIPTS = sorted({path.name for path in (ROOT / "scripts").glob("*.py")} - PROGRAMS)
 LISTS = {"recipes": recipes, "families": all_families, "rewards": entries}
 

@@ -57,6 +57,7 @@ def inputs(outside: bool) -> dict[str, Any]:
         "tracker_value": torch.full((INSIDE,), 0.5, dtype=torch.float64),
         "measured_value": torch.full((INSIDE,), 0.5, dtype=torch.float64),
         "window_mean": torch.full((INSIDE,), 0.5, dtype=torch.float64),
+        "difficulty": torch.tensor([[0.25, 0.5, 0.75]], dtype=torch.float64).expand(INSIDE, 3),
         "quantile_low": torch.full((INSIDE,), 0.2, dtype=torch.float64),
         "quantile_high": torch.full((INSIDE,), 0.8, dtype=torch.float64),
         "variant": torch.tensor([512.0, 512, 2560, 2560, 512, 512, 2560]),
@@ -85,6 +86,7 @@ def inputs(outside: bool) -> dict[str, Any]:
             "certainty": torch.full((4, 2), 50.0, dtype=torch.float64),
             "turn": torch.tensor([[0, 1]] * 4),
             "call": torch.full((4, 2), 9),
+            "difficulty": wild[:, None].expand(4, 3),
         }
         columns = {name: torch.cat([column, more.get(name, wild.to(column))]) for name, column in columns.items()}
     rows = len(columns["values"])

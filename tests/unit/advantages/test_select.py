@@ -54,6 +54,20 @@ def test_what_is_right_and_brief_is_contrasted_with_what_is_wrong_and_long():
     assert made.tolist() == [False, True, True, True, True, False]
 
 
+def test_gfpo_keeps_more_rows_of_hard_prompts():
+    """Groups of three with means 1/3, 2/3 and 1 and quartiles .3, .5 and .7 keep 3, 2 and 1 of their shortest."""
+    rewards, key, length = [0, 0, 1, 1, 0, 1, 1, 1, 1], [0] * 3 + [1] * 3 + [2] * 3, [3, 1, 2] * 3
+    text = "gfpo_adaptive(counts=[9, 3, 2, 1])"
+    known = torch.tensor([[0.3, 0.5, 0.7]]).expand(9, 3)
+    made = select(text, rewards, key=key, length=length, difficulty=known)
+    assert made.tolist() == [True] * 3 + [False, True, True] + [False, True, False]
+    # in the first round their own quartiles, 1/2, 2/3 and 5/6: the first two groups are in the lower half
+    first = select(text, rewards, key=key, length=length, difficulty=known * torch.nan)
+    assert first.tolist() == [True] * 6 + [False, True, False]
+    with pytest.raises(ValueError, match=r"gfpo_adaptive: counts.*\[1, 2\]"):
+        select("gfpo_adaptive(counts=[1, 2])", rewards, key=key, length=length, difficulty=known)
+
+
 def test_gfpo_refuses_an_unknown_metric_by_name():
     with pytest.raises(ValueError, match="metric.*gfpo.*'brevity'"):
         select("gfpo(count=2, metric='brevity')", [1.0, 0], length=[1, 2])

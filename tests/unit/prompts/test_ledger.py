@@ -25,6 +25,7 @@ ALL = [
     "keep_rate",
     "reward_moments(rewards=2)",
     "last_score(reward=0)",
+    "difficulty(kept=3)",
 ]
 
 

@@ -11,7 +11,7 @@ import torch
 
 from mmgrpo.advantages.baseline import BASELINES
 from mmgrpo.config.registry import bind
-from mmgrpo.prompts.trackers import COLUMNS, TRACKERS, Seen
+from mmgrpo.prompts.trackers import COLUMNS, READS, TRACKERS, Seen
 
 
 def seen(rewards, *, lengths=None, log_prob=0.0, advantages=None, groups=None, first=False, offline=False) -> Seen:
@@ -79,6 +79,20 @@ def test_the_last_score_of_one_reward_is_its_mean_over_what_it_scored():
     assert step("last_score", seen([1.0], offline=True), last_score=0.5) == {"last_score": 0.5}
     with pytest.raises(ValueError, match=r"last_score.*reward 2.*2"):
         step("last_score(reward=2)", rows)
+
+
+def test_quartiles_of_difficulty_are_those_of_the_means_of_the_last_groups():
+    quartiles = lambda state: READS["difficulty"].value({n: torch.as_tensor(v)[None] for n, v in state.items()})  # noqa: E731
+    start = {"difficulty_means": [0.0] * 5, "difficulty_count": 0.0}
+    assert quartiles(start).isnan().all() and quartiles(start).shape == (1, 3)
+    state = step(
+        "difficulty(kept=5)", seen([1, 0, 1, 1, 0, 0], groups=[7, 7, 3, 3, 5, 5])
+    )  # 1, 0 and .5 in their order
+    assert quartiles(state).tolist() == [[0.25, 0.5, 0.75]] and state["difficulty_count"] == 3
+    state = step("difficulty(kept=5)", seen([0.5, 0.75, 0.25, 0.125]), **state)
+    state = step("difficulty(kept=5)", seen([0.25, 1, 1, 1], groups=[1, 2, 3, 4]), **state)  # the first three are left
+    assert state["difficulty_means"].tolist() == [0.40625, 0.25, 1, 1, 1] and state["difficulty_count"] == 5
+    assert quartiles(state).tolist() == [[0.40625, 1, 1]]
 
 
 def test_a_window_holds_the_last_rewards():
