@@ -8,14 +8,16 @@ presets are errors that name the file, the key and the nearest valid name.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import typing
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from copy import deepcopy
+from io import StringIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import yaml
 
@@ -227,12 +229,7 @@ def without(section: Mapping[str, Any], names: Collection[str], prefix: str = ""
 def from_arguments(default: C, arguments: Sequence[str], about: str) -> C:
     """Override a configuration by a command line; an unknown option is an error that names the nearest one, and a value
     outside of its range one that names the option."""
-    import tyro
-
-    with usage_errors():
-        config, unknown = tyro.cli(
-            type(default), args=list(arguments), default=default, description=about, return_unknown_args=True
-        )
+    config, unknown = _parsed(default, arguments, about)
     if unknown:
         if not unknown[0].startswith("-"):
             whole = next((argument for argument in arguments if argument.endswith(f"={unknown[0]}")), unknown[0])
@@ -249,14 +246,84 @@ def from_arguments(default: C, arguments: Sequence[str], about: str) -> C:
     return config
 
 
-def option_names(kind: type, prefix: str = "--") -> list[str]:
+def _parsed(default: C, arguments: Sequence[str], about: str) -> tuple[C, list[str]]:
+    """A configuration with the options of a command line, and the words of it that are none.
+
+    A parser of all options takes a tenth of a second to make, so that first one of those is made that are given; the
+    other says what is wrong with a line that cannot be read, and prints the help.
+    """
+    import tyro
+
+    if isinstance(default, Config) and (names := _given(type(default), arguments)) is not None:
+        few = _few(default, names)
+        try:
+            with redirect_stderr(StringIO()), redirect_stdout(StringIO()):
+                read, unknown = tyro.cli(type(few), args=list(arguments), default=few, return_unknown_args=True)
+        except SystemExit:
+            unknown = ["a value that is none of its option"]
+        if not unknown:
+            return _merged(default, read), []
+    with usage_errors():
+        return tyro.cli(
+            type(default), args=list(arguments), default=default, description=about, return_unknown_args=True
+        )
+
+
+def _given(kind: type, arguments: Sequence[str]) -> set[str] | None:
+    """The options that a command line names, a switch that it turns off by its name; None where one is not known."""
+    known, given = set(option_names(kind)), set()
+    for word in arguments:
+        if word.startswith("--"):
+            name = word.partition("=")[0].replace("_", "-")
+            section, _, last = name.removeprefix("--").rpartition(".")
+            name = name if name in known else f"--{section}{'.' * bool(section)}{last.removeprefix('no-')}"
+            if name not in known:
+                return None
+            given.add(name)
+    return given
+
+
+def _few(default: Any, names: Collection[str], prefix: str = "--") -> Any:
+    """Those settings of a configuration whose options are in ``names``, as a configuration of their own."""
+    types, values = [], {}
+    hints = _hints(type(default))
+    for f in dataclasses.fields(default):
+        option, value = prefix + f.name.replace("_", "-"), getattr(default, f.name)
+        if dataclasses.is_dataclass(value):
+            if any(name.startswith(f"{option}.") for name in names):
+                values[f.name] = _few(value, names, f"{option}.")
+                types.append((f.name, type(values[f.name])))
+        elif option in names:
+            values[f.name] = value
+            types.append((f.name, hints[f.name]))
+    # As a class without source, in which no help is looked for: that takes longer than all the rest.
+    return dataclasses.make_dataclass(type(default).__name__, types, namespace={"__module__": "builtins"})(**values)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The annotations of a dataclass, with the ranges that they state."""
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+def _merged(default: C, few: Any) -> C:
+    """A configuration with those values that ``few`` has."""
+    values = {f.name: getattr(few, f.name) for f in dataclasses.fields(few)}
+    inner_values = {
+        name: _merged(getattr(default, name), one) for name, one in values.items() if dataclasses.is_dataclass(one)
+    }
+    return dataclasses.replace(cast(Any, default), **{**values, **inner_values})
+
+
+@functools.cache
+def option_names(kind: type, prefix: str = "--") -> tuple[str, ...]:
     """The command-line options of a dataclass, nested sections included."""
     hints = typing.get_type_hints(kind)
     names: list[str] = []
     for f in dataclasses.fields(kind):
         name = prefix + f.name.replace("_", "-")
         names += option_names(hints[f.name], f"{name}.") if dataclasses.is_dataclass(hints[f.name]) else [name]
-    return names
+    return tuple(names)
 
 
 def setting_names(kind: type) -> list[str]:

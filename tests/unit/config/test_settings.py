@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 import pytest
 
 from mmgrpo.cli.train import read
+from mmgrpo.config import reading
+from mmgrpo.config.advice import usage_errors
 from mmgrpo.config.presets import CATALOGUE, PRESETS
 from mmgrpo.config.reading import (
     build,
@@ -43,6 +45,32 @@ def test_later_layers_win(recipe):
     config = parsed("--config", path, "--seed", "4", "--optim.warmup", "2")
     assert (config.seed, config.steps, config.keep) == (4, 7, 2)  # command line, file, default
     assert (config.optim.lr, config.optim.warmup, config.optim.beta1) == (1e-3, 2, 0.9)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "--steps 2 --optim.lr=3e-4 --rewards a b --no-overwrite",
+        "--model.lora_rank 2 --model.no-gradient-checkpointing --data.train x --trackers",
+        "--algorithm.terms kl(coef=0.1) --algorithm.scale none --steps 2 --steps 3",
+    ],
+)
+def test_a_parser_of_the_given_options_reads_what_one_of_all_options_reads(line, monkeypatch):
+    few = read(line.split(), "", "sd3")
+    monkeypatch.setattr(reading, "_given", lambda kind, arguments: None)
+    assert few == read(line.split(), "", "sd3")
+
+
+def test_the_whole_parser_is_made_only_where_an_option_is_unknown_or_a_value_wrong(monkeypatch):
+    made = []
+    monkeypatch.setattr(reading, "usage_errors", lambda: made.append(1) or usage_errors())
+    parsed("--steps", "2", "--no-overwrite", "--optim.lr=1e-4")
+    assert not made
+    for wrong in (["--stps", "2"], ["--steps", "many"], ["--steps"], ["--overwrite=3"], ["alone"]):
+        with pytest.raises(ValueError, match="command line"):
+            parsed(*wrong)
+    assert len(made) == 5
 
 
 def test_a_preset_lies_above_the_defaults_and_below_the_files_own_keys(recipe):
