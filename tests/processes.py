@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import runpy
 import subprocess
 import sys
@@ -27,17 +28,25 @@ CONTEXT.set_forkserver_preload(IMPORTED)
 
 
 class Forked:
-    """A process that runs ``python -m module arguments`` here, with these variables added to those of this one; as much
-    of ``subprocess.Popen`` as its tests use. ``kill`` also removes what it printed."""
+    """A process that runs ``python -m module arguments`` here, or in ``folder``, with these variables added to those of
+    this one; as much of ``subprocess.Popen`` as its tests use. ``limit``: the largest file in bytes that it may write.
+    ``kill`` also removes what it printed."""
 
-    def __init__(self, module: str, arguments: Sequence[object], variables: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[object],
+        variables: Mapping[str, object],
+        folder: str | Path = "",
+        limit: int = 0,
+    ) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         _start_server(environment)
         environment |= {name: str(value) for name, value in variables.items()}
         descriptor, log = tempfile.mkstemp(suffix=".txt")
         os.close(descriptor)
         self._log = Path(log)
-        given = (module, [*map(str, arguments)], environment, os.getcwd(), log)
+        given = (module, [*map(str, arguments)], environment, str(folder or os.getcwd()), log, limit)
         self._process = CONTEXT.Process(target=_run, args=given)
         self._process.start()
 
@@ -70,7 +79,10 @@ def _start_server(environment: Mapping[str, str]) -> None:
         os.environ |= before
 
 
-def _run(module: str, arguments: list[str], environment: dict[str, str], folder: str, log: str) -> None:
+def _run(module: str, arguments: list[str], environment: dict[str, str], folder: str, log: str, limit: int) -> None:
+    if limit:  # of a compiled module, too, the beginning alone would be written, for all who import it later
+        sys.dont_write_bytecode = True
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     os.chdir(folder)  # the server's own is that in which the first of its processes was asked for
     os.environ.clear()
     os.environ |= environment

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -52,22 +51,18 @@ def environment(**more: str) -> dict[str, str]:
 def run(
     start: list[str], *arguments: object, ok: bool = True, limit: int = 0, cwd: Path | None = None, **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end in a process of its own; ``limit`` is the largest file in bytes that it may write."""
-    if limit:  # of a compiled module, too, the beginning alone would be written, for all who import it later
-        more["PYTHONDONTWRITEBYTECODE"] = "1"
-
-    def small_files() -> None:
-        if limit:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    process = subprocess.run(
-        [*start, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=environment(**more),
-        cwd=cwd,
-        preexec_fn=small_files,
-    )
+    """Run a command to its end in a process of its own, ``COMMAND`` in a fork of one that has imported the libraries;
+    ``limit`` is the largest file in bytes that it may write."""
+    if start == COMMAND:
+        forked = Forked(COMMAND[-1], arguments, environment(**more), cwd or "", limit)
+        try:
+            printed, _ = forked.communicate(600)
+            process = subprocess.CompletedProcess(start, forked.returncode or 0, printed, printed)
+        finally:
+            forked.kill()
+    else:
+        words = [*start, *map(str, arguments)]
+        process = subprocess.run(words, capture_output=True, text=True, env=environment(**more), cwd=cwd)
     assert not ok or process.returncode == 0, process.stderr[-3000:]
     return process
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 
 import pytest
 
 from mmgrpo.cli import sweep
 from tests.journeys.cli.running import call
+from tests.processes import Forked
 
 TINY = [
     *("--steps", 1, "--data.prompts-per-step", 2, "--data.group-size", 2, "--optim.updates", 1),
@@ -107,7 +109,25 @@ def test_processes_of_a_launcher_start_no_sweep(monkeypatch, tmp_path):
         call("train", *TINY, "--output-dir", tmp_path, "--seeds", 0, 1)
 
 
+@pytest.fixture
+def forked(monkeypatch) -> None:
+    """The processes of a sweep begin with the libraries imported."""
+    one_at_a_time = Lock()  # variables of this process are changed while one starts
+
+    def run(command, stdout, stderr):
+        with one_at_a_time:
+            process = Forked(command[2], command[3:], {})
+        try:
+            stdout.write(process.communicate(600)[0].encode())
+            return subprocess.CompletedProcess(command, process.returncode)
+        finally:
+            process.kill()
+
+    monkeypatch.setattr(sweep.subprocess, "run", run)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_a_sweep_goes_on_where_it_was_left_and_is_compared(tmp_path, capsys):
     """Two runs in processes of their own, together; the same command with --resume leaves the first and begins the
     second anew."""

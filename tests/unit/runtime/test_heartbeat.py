@@ -2,58 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from mmgrpo.runtime.heartbeat import GRACE, INTERVAL, LOST, PATIENCE
-from tests import ROOT
+from tests.processes import Forked
 from tests.unit.runtime.ports import meeting_port
 
-SCRIPT = """
-import os, sys, time
-from accelerate import Accelerator
-from mmgrpo.runtime.heartbeat import watched
-accelerator, how = Accelerator(cpu=True), sys.argv[1]
-with watched(accelerator, "the command", patience=4):
-    if accelerator.process_index == int(sys.argv[2]):
-        if how == "killed":
-            os.kill(os.getpid(), 9)
-        if how == "raises":
-            raise ValueError("the reason")
-    if how == "exchanges":
-        if accelerator.process_index == int(sys.argv[2]):
-            os.kill(os.getpid(), 9)
-        accelerator.wait_for_everyone()
-    if how not in ("ends", "exchanges"):
-        time.sleep(500)
-print("done", flush=True)
-accelerator.end_training()
-"""
 
-
-def ended(how: str, which: int) -> list[tuple[int, str]]:
+def ended(how: str, which: int) -> list[tuple[int | None, str]]:
     """Exit status and output of two processes, one of which fails while the other waits."""
     with meeting_port() as port:
-        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)}
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         started = [
-            subprocess.Popen(
-                [sys.executable, "-c", SCRIPT, how, str(which)],
-                env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+            Forked("tests.unit.runtime.beating", [how, which], {**place, "RANK": rank, "LOCAL_RANK": rank})
             for rank in range(2)
         ]
         try:
             printed = [one.communicate(timeout=200)[0] for one in started]
+            return [(one.returncode, text) for one, text in zip(started, printed, strict=True)]
         finally:
             for one in started:
                 one.kill()
-    return [(one.returncode, text) for one, text in zip(started, printed, strict=True)]
 
 
 @pytest.mark.slow
