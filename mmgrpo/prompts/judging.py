@@ -3,6 +3,7 @@
     verdicts  samples that the rewards of the run know to be right or wrong: which is right? What the policy says is a
               sample of its own, with a group and a reward, and is trained
     own       samples that no rule can score: the policy, or another network, scores them, and that is their reward
+    self_play the policy asks itself about documents, answers, and verifies the answers (mmgrpo/prompts/self_play.py)
 
 Which samples are asked about is a function of their rewards and of (seed, round, group), the same on all processes.
 """
@@ -17,7 +18,7 @@ from typing import Annotated
 import torch
 
 from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT, COUNT_OR_ZERO, FRACTION, one_of
-from mmgrpo.config.registry import block, table_of
+from mmgrpo.config.registry import Bound, block, table_of
 from mmgrpo.data.messages import appended
 from mmgrpo.prompts.added import written
 from mmgrpo.randomness import stream
@@ -43,6 +44,40 @@ MERGED = (
     "Proposed criteria:\n{proposals}\n\nMerge them: one criterion a line, each with its points in brackets, e.g. [2]."
 )
 TOGETHER = "\n\n{count} proposed answers:\n{samples}\n\nScore each from {low} to {high}. Write {count} numbers only."
+
+
+ASKED = (
+    "{documents}\n\n{history}{prompt}\n\nAsk a question about these documents, and answer it:\n"
+    "<question>...</question><answer>...</answer>"
+)
+ANSWERED = "{documents}\n\n{question}"
+VERIFIED = (
+    "Question: {question}\nReference answer: {answer}\nProposed answer: {sample}\n\n"
+    "Do both answers mean the same? Answer yes or no."
+)
+
+
+@dataclass(frozen=True)
+class SelfPlay:
+    """How the policy asks itself, answers and verifies."""
+
+    reward: str
+    rule: str
+    task: str
+    samples: int
+    documents: int
+    memory: int
+    words: tuple[str, str]
+    ask: str
+    answer: str
+    verify: str
+    tokens: int
+    kind: str = "self_play"
+    by: str = ""
+    verifier: str = ""
+    rubric: str = ""
+    every: int = 0
+    networks: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True)
@@ -180,6 +215,45 @@ def own(
         point=asked, network=network, together=together, low=low, high=high, verifier=verifier, rubric=rubric,
         every=every if rubric else 0, read=read, meta=meta, rubric_tokens=rubric_tokens,
     )  # fmt: skip
+
+
+@block(JUDGINGS)
+def self_play(
+    *,
+    reward: str,
+    rule: str,
+    task: str = "exact",
+    samples: Annotated[int, COUNT_OR_ZERO] = 0,
+    documents: Annotated[int, COUNT] = 5,
+    memory: Annotated[int, COUNT_OR_ZERO] = 3,
+    words: Sequence[str] = ("yes", "no"),
+    ask: Annotated[str, ANY_TEXT] = ASKED,
+    answer: Annotated[str, ANY_TEXT] = ANSWERED,
+    verify: Annotated[str, ANY_TEXT] = VERIFIED,
+    tokens: Annotated[int, COUNT_OR_ZERO] = 0,
+) -> SelfPlay:
+    """Each prompt of the round, whose ``meta.documents`` are texts, becomes one for which the policy writes a question
+    and its answer, of ``documents`` of them drawn at random and of the last ``memory`` pairs that it could solve of
+    this prompt, with their documents. It answers the question ``samples`` times (0: as often as the prompts of the
+    round) with all documents, and says of each answer as often whether it means the pair's (``words``).
+
+    ``reward``, the name of one of the run (``own_judgement``), is of answers max(``rule``, verdict of the majority),
+    ``rule`` a reward of weight 0 that verifies them (``task``); of verdicts 1 where they are those of the majority; of
+    questions exp(-(s - .5)^2 / (2 (.5 / 3)^2)) of the mean s of their answers, 0 where s is 0 or 1, -.5 where the rule
+    finds the answer right that the policy gives without documents, -1 where there is no pair. Questions are compared
+    over the round, answers and verdicts among their own. Trained are answers to questions of 0 < s < 1, these questions
+    and as many others of at most 0, and of verdicts on answers that the majority and the rule judge alike and not all
+    agree on those of as many answers as there are such questions.
+
+    SPELL (arXiv:2509.23863): groups of 8, 5 documents, 3 pairs, no KL, temperature .7; its texts for roles are others.
+    """
+    given = _two(words, "self_play: words")
+    return SelfPlay(reward, rule, task, samples, documents, memory, given, ask, answer, verify, tokens)
+
+
+def is_self_play(rule: Bound) -> bool:
+    """Whether a line of ``algorithm.judging`` is that of a policy that asks itself."""
+    return rule.block.fn is self_play
 
 
 def _two(words: Sequence[str], where: str) -> tuple[str, str]:

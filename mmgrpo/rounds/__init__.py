@@ -11,6 +11,7 @@ from mmgrpo.config.registry import parse
 from mmgrpo.config.schedules import Schedule, named
 from mmgrpo.config.settings import Optim
 from mmgrpo.prompts.drawing import Sampling
+from mmgrpo.prompts.judging import is_self_play
 from mmgrpo.rounds.callback import Callback, Choices
 from mmgrpo.runtime.networks import is_critic, is_guide, is_prompt_value, is_reward_model, is_turn_critic
 from mmgrpo.scoring import Scorer
@@ -21,7 +22,8 @@ METHODS: Mapping[str, Callable[[Choices], Any]] = {
     "offline": lambda choices: choices.offline,
     "hints": lambda choices: choices.loss.hint.text != "none",
     "added": lambda choices: choices.loss.added.text != "none",
-    "judging": lambda choices: choices.loss.judging,
+    "judging": lambda choices: any(not is_self_play(rule) for rule in choices.loss.judging),
+    "self_play": lambda choices: any(map(is_self_play, choices.loss.judging)),
     "reward_network": lambda choices: any(map(is_reward_model, choices.loss.networks)),
     "replay": lambda choices: choices.loss.replay.text != "none",
     "supervised": lambda choices: choices.loss.supervised.text != "none",

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from mmgrpo.config.names import nearest
+from mmgrpo.config.registry import Bound
 from mmgrpo.prompts.judging import (
     KINDS,
     Judging,
@@ -23,6 +24,7 @@ from mmgrpo.prompts.judging import (
     agreement,
     answer_in,
     asking,
+    is_self_play,
     merging,
     points_of,
     proposing,
@@ -54,7 +56,7 @@ class Judges(Callback):
     def attach(self, run: Run) -> None:
         known = {"", "reference", *(name_of(rule) for rule in run.loss.networks)}
         rewards = {scorer.name for scorer in run.scorers}
-        for bound in run.loss.judging:
+        for bound in self._rules(run):
             rule: Judging = bound({})
             for network in {*rule.networks} - known:
                 raise ValueError(
@@ -67,9 +69,14 @@ class Judges(Callback):
                     "rewards, or name one of them"
                 )
 
+    @staticmethod
+    def _rules(run: Run) -> list[Bound]:
+        """Those about samples of the round; what a policy asks itself is ``self_play``'s."""
+        return [bound for bound in run.loss.judging if not is_self_play(bound)]
+
     def on_rows(self, run: Run, rows: RoundRows) -> dict[str, float]:
         metrics: dict[str, float] = {}
-        rules: list[Judging] = [bound({}) for bound in run.loss.judging]
+        rules: list[Judging] = [bound({}) for bound in self._rules(run)]
         # What is judged by itself is no evidence of right and wrong.
         open_tasks = {rule.task for rule in rules if rule.kind == "own"}
         for number, rule in enumerate(rules):

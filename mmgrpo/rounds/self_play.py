@@ -1,0 +1,325 @@
+"""The policy asks itself about documents, answers and verifies in one round (``algorithm.judging: self_play``;
+mmgrpo/prompts/self_play.py; SPELL, arXiv:2509.23863).
+
+    on_request  prompts become those of the questioner, one sample each
+    on_rows     questions are read, tried without documents, answered and verified; rows of all three roles have their
+                rewards, and those that are not trained give way
+
+Answers and verdicts have groups of their own and the origin HINTED; questions are one group. What the policy could
+solve is remembered of each prompt, in checkpoints too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mmgrpo.config.names import nearest
+from mmgrpo.prompts.judging import SelfPlay, answer_in, is_self_play
+from mmgrpo.prompts.self_play import (
+    MALFORMED,
+    UNGROUNDED,
+    Pair,
+    answering,
+    asking,
+    chosen_questions,
+    chosen_verdicts,
+    documents_of,
+    drawn,
+    pair_in,
+    verdicts_of,
+    verifying,
+    worth_of_question,
+)
+from mmgrpo.randomness import derive
+from mmgrpo.rollout import RoundRows
+from mmgrpo.rounds.callback import Callback, Choices, Run
+from mmgrpo.rounds.judging import text_of, with_values
+from mmgrpo.rounds.rows import numbered
+from mmgrpo.runtime.distributed import gather_rows, gather_texts
+from mmgrpo.scoring import RewardScores
+from mmgrpo.types import DROPPED, HINTED, OWN, REPLACED, Prompt, Request, Rollout
+
+FIRST_PLAYED = 1 << 37
+"""First key of groups of answers, that of a question its slot behind it."""
+GROUPS = 1 << 38
+"""The key of the verdicts on an answer is that of its group and so many times its number from 1 on."""
+QUESTIONS = FIRST_PLAYED - 1
+"""The key of all questions."""
+
+
+@dataclass
+class Played:
+    """A question of this rank and what came of it."""
+
+    place: int
+    """Of its row among the gathered ones."""
+    number: int
+    """Of its prompt in the training set."""
+    slot: int
+    prompt: Prompt
+    pair: Pair | None
+    reward: float = MALFORMED
+
+    @property
+    def key(self) -> int:
+        """Of the group of its answers."""
+        return FIRST_PLAYED + self.slot
+
+
+class SelfPlaying(Callback):
+    """Questions, answers and verdicts of the policy; a checkpoint has the pairs that are remembered."""
+
+    key: ClassVar[str] = "self_play"
+
+    def __init__(self, rule: SelfPlay) -> None:
+        self.rule = rule
+        self.memory: dict[int, list[Pair]] = {}
+        """By the number of the prompt."""
+        self.read: dict[int, tuple[int, ...]] = {}
+        """The documents of each question of the present round, by slot."""
+
+    def attach(self, run: Run) -> None:
+        rewards = {scorer.name: scorer.weight for scorer in run.scorers}
+        for name in (self.rule.reward, self.rule.rule):
+            if name not in rewards:
+                raise ValueError(
+                    f"algorithm.judging: self_play: unknown reward '{name}'.{nearest(name, rewards)} Add it to rewards"
+                )
+        if rewards[self.rule.rule]:
+            raise ValueError(
+                f"algorithm.judging: self_play: got the rule '{self.rule.rule}' of weight {rewards[self.rule.rule]:g}, "
+                "which would count twice; set its weight to 0"
+            )
+        for prompt in run.prompts:
+            documents_of(prompt)
+
+    def on_request(self, run: Run, request: Request) -> Request:
+        index = {id(prompt): number for number, prompt in enumerate(run.prompts)}
+        prompts = []
+        for prompt, slot in zip(request.prompts, request.slots, strict=True):
+            self.read[slot] = drawn(prompt, self.rule, run.seed, run.round, slot)
+            prompts.append(asking(prompt, self.read[slot], self.memory.get(index[id(prompt)], ()), self.rule))
+        return replace(request, prompts=prompts, group_size=1)
+
+    def on_rows(self, run: Run, rows: RoundRows) -> dict[str, float]:
+        metrics = Game(self.rule, run, rows, self.memory, self.read).play()
+        self.read = {}
+        return metrics
+
+    def state(self) -> Any:
+        return {str(n): [[one.question, one.answer, one.documents] for one in some] for n, some in self.memory.items()}
+
+    def load(self, state: Any, tensors: Mapping[str, Tensor], step: int) -> None:
+        self.memory = {
+            int(number): [Pair(question, answer, tuple(read)) for question, answer, read in some]
+            for number, some in (state or {}).items()
+        }
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What was drawn in a role: rows by the key of their group, and scores that begin as those of rewards."""
+
+    rollout: Rollout
+    scores: RewardScores
+    rows: dict[int, list[int]]
+
+    def texts(self, key: int) -> list[str]:
+        """What the rows of a group say."""
+        return [text_of(self.rollout, row) for row in self.rows[key]]
+
+
+@dataclass(frozen=True)
+class Game:
+    """One round on this rank."""
+
+    rule: SelfPlay
+    run: Run
+    rows: RoundRows
+    memory: dict[int, list[Pair]]
+    read: Mapping[int, tuple[int, ...]]
+
+    def play(self) -> dict[str, float]:
+        """Add the rows of answers and verdicts, give all rows their rewards, and return metrics."""
+        run, played = self.run, self._questions()
+        grounded = self._grounded([one for one in played if one.pair is not None])
+        answers = self._drawn([answering(one.prompt, _pair(one), self.rule) for one in grounded], _keys(grounded))
+        verdicts, conflicting = self._verified(grounded, answers)
+        for one in grounded:
+            assert answers is not None
+            column = answers.scores.values[answers.rows[one.key], self.column]
+            one.reward = worth_of_question(float(column.mean()))
+        rewards = self._table([(one.place, one.reward) for one in played])
+        kept = chosen_questions(rewards, run.seed, run.round)
+        positive = {place for place in kept if rewards[place] > 0}
+        groups = [*self._table([(key, 1.0) for key in conflicting])]
+        trained = chosen_verdicts(groups, len(positive), run.seed, run.round)
+        self._reward_questions(rewards, kept)
+        self._add(answers, {one.key for one in grounded if one.place in positive})
+        self._add(verdicts, trained)
+        self._remember(played)
+        count = max(1, len(rewards))
+        return {
+            "self_play/malformed_fraction": sum(one == MALFORMED for one in rewards.values()) / count,
+            "self_play/ungrounded_fraction": sum(one == UNGROUNDED for one in rewards.values()) / count,
+            "self_play/questions": float(len(positive)),
+            "self_play/question_reward": sum(rewards.values()) / count,
+            "self_play/verdict_groups": float(len(trained)),
+        }
+
+    @property
+    def column(self) -> int:
+        """Of the reward that the roles have."""
+        return self.rows.names.index(self.rule.reward)
+
+    # ---- roles
+
+    def _questions(self) -> list[Played]:
+        """Those of this rank."""
+        found = []
+        for rollout, places in zip(self.rows.rollouts, self.rows.places, strict=True):
+            slots, numbers = (rollout.decisions.keys["prompt"], rollout.decisions.fields["prompt_index"])
+            for row, place in enumerate(places.tolist()):
+                if int(rollout.decisions.origin[row]) == OWN:
+                    slot, number = int(slots[row]), int(numbers[row])
+                    pair = pair_in(text_of(rollout, row))
+                    pair = pair and replace(pair, documents=self.read[slot])
+                    found.append(Played(place, number, slot, self.run.prompts[number], pair))
+        return found
+
+    def _grounded(self, whole: Sequence[Played]) -> list[Played]:
+        """Those whose question the policy does not answer rightly without documents."""
+        prompts = [answering(one.prompt, _pair(one), self.rule, grounded=False) for one in whole]
+        tried = self._drawn(prompts, _keys(whole), 1)
+        for one in whole:
+            assert tried is not None
+            one.reward = UNGROUNDED if self._right(tried, one.key)[0] else 0.0
+        return [one for one in whole if one.reward > UNGROUNDED]
+
+    def _verified(self, grounded: Sequence[Played], answers: Drawn | None) -> tuple[Drawn | None, list[int]]:
+        """Verdicts on all answers, whose rewards become the larger ones of rule and majority; and the groups of
+        verdicts that may be trained."""
+        if answers is None:
+            return None, []
+        asked, keys = list[Prompt](), list[int]()
+        for one in grounded:
+            for number, text in enumerate(answers.texts(one.key)):
+                asked.append(verifying(one.prompt, _pair(one), answer_in(text), self.rule))
+                keys.append(one.key + (number + 1) * GROUPS)
+        verdicts = self._drawn(asked, keys, judged=False)
+        assert verdicts is not None
+        of_answers, of_verdicts, conflicting = list[tuple[int, float]](), list[tuple[int, float]](), list[int]()
+        for one in grounded:
+            for number, right in enumerate(self._right(answers, one.key)):
+                key = one.key + (number + 1) * GROUPS
+                majority, values = verdicts_of(verdicts.texts(key), self.rule.words)
+                of_answers.append((answers.rows[one.key][number], float(right or majority)))
+                of_verdicts += zip(verdicts.rows[key], values, strict=True)
+                if majority == right and len({*values}) > 1:
+                    conflicting.append(key)
+        self._rewarded(answers, of_answers)
+        self._rewarded(verdicts, of_verdicts)
+        return verdicts, conflicting
+
+    def _drawn(
+        self, prompts: Sequence[Prompt], keys: Sequence[int], size: int = 0, judged: bool = True
+    ) -> Drawn | None:
+        """Samples of prompts; none where this rank has no prompt."""
+        if not prompts:
+            return None
+        run, rule, rows = self.run, self.rule, self.rows
+        sampling = {**rows.request.sampling, **({"max_tokens": float(rule.tokens)} if rule.tokens else {})}
+        size = size or rule.samples or run.hyperparameters(run.step).rounds.group_size
+        seed = derive(run.seed, "self play", run.round, size, int(judged))
+        request = replace(rows.request, prompts=prompts, slots=keys, group_size=size, seed=seed, sampling=sampling)
+        rollout = run.policy.rollout(request)
+        found: dict[int, list[int]] = {key: [] for key in keys}
+        for row, key in enumerate(rollout.decisions.keys["prompt"].tolist()):
+            found[key].append(row)
+        if judged:
+            scored, scores = rows.judge(request, rollout)()
+            return Drawn(rollout.with_decisions(scored), scores, found)
+        nothing = torch.zeros(rollout.decisions.rows, len(rows.names))
+        return Drawn(rollout, RewardScores(nothing, nothing > 0, nothing == 0), found)
+
+    def _right(self, made: Drawn, key: int) -> list[bool]:
+        """What the rule says of the rows of a group; what it could not score is wrong."""
+        column, rows = self.rows.names.index(self.rule.rule), made.rows[key]
+        return ((made.scores.values[rows, column] >= 1) & made.scores.valid[rows, column]).tolist()
+
+    def _rewarded(self, made: Drawn, values: Sequence[tuple[int, float]]) -> None:
+        """Give rows their rewards, beside which those of weight 0 stay."""
+        changed = with_values(made.scores, values, self.column, self._watched())
+        made.scores.values.copy_(changed.values)
+        made.scores.valid.copy_(changed.valid)
+        assert made.scores.abstained is not None and changed.abstained is not None
+        made.scores.abstained.copy_(changed.abstained)
+
+    def _watched(self) -> list[bool]:
+        """Of which rewards a value stays: those of weight 0."""
+        scorers = self.rows.scorers
+        return [scorers[place % len(scorers)].weight == 0 for place in range(len(self.rows.names))]
+
+    # ---- what is trained
+
+    def _table(self, pairs: Sequence[tuple[int, float]]) -> dict[int, float]:
+        """Numbers of all ranks by key, in order."""
+        table = gather_rows(torch.tensor(pairs, dtype=torch.float64).reshape(-1, 2), self.run.accelerator).cpu()
+        return {int(key): value for key, value in sorted(table.tolist())}
+
+    def _reward_questions(self, rewards: Mapping[int, float], kept: set[int]) -> None:
+        """All questions are one group; those that are not trained give way."""
+        first = 0
+        for place, part in enumerate(self.rows.decisions):
+            here = [(row - first, value) for row, value in rewards.items() if first <= row < first + part.rows]
+            self.rows.scores[place] = with_values(self.rows.scores[place], here, self.column, self._watched())
+            asked, left = torch.zeros(part.rows, dtype=torch.bool), torch.zeros(part.rows, dtype=torch.bool)
+            asked[[row for row, _ in here]] = True
+            left[[row for row, _ in here if row + first not in kept]] = True
+            keys = {**part.keys, "prompt": torch.where(asked, QUESTIONS, part.keys["prompt"])}
+            origin = torch.where(left, REPLACED, part.origin)
+            self.rows.decisions[place] = replace(part, keys=keys, origin=origin)
+            first += part.rows
+
+    def _add(self, made: Drawn | None, trained: set[int]) -> None:
+        """Add the rows of a role, of which those of some groups are trained."""
+        if made is None:
+            self.rows.add(None, None)
+            return
+        decisions = made.rollout.decisions
+        kept = torch.tensor([key in trained for key in decisions.keys["prompt"].tolist()])
+        kept = kept.to(decisions.origin.device)
+        origin = torch.where(decisions.origin == OWN, torch.where(kept, HINTED, DROPPED), decisions.origin)
+        rollout = made.rollout.with_decisions(numbered(replace(decisions, origin=origin), [-1] * decisions.rows))
+        self.rows.add(rollout, made.scores)
+
+    def _remember(self, played: Sequence[Played]) -> None:
+        """Questions of a positive reward, by the number of their prompts, on all ranks."""
+        said = [
+            json.dumps([one.number, one.pair.question, one.pair.answer, one.pair.documents])
+            for one in played
+            if one.pair and one.reward > 0
+        ]
+        for number, question, answer, read in map(json.loads, gather_texts(said, self.run.accelerator)):
+            pairs = [*self.memory.get(number, ()), Pair(question, answer, tuple(read))]
+            self.memory[number] = pairs[len(pairs) - min(len(pairs), self.rule.memory) :]
+
+
+def _pair(one: Played) -> Pair:
+    assert one.pair is not None
+    return one.pair
+
+
+def _keys(some: Sequence[Played]) -> list[int]:
+    return [one.key for one in some]
+
+
+def callbacks(choices: Choices) -> list[Callback]:
+    """What the settings ask for."""
+    return [SelfPlaying(rule({})) for rule in choices.loss.judging if is_self_play(rule)]
