@@ -17,6 +17,7 @@ from mmgrpo.requirements.blocks import REQUIREMENTS, refuse_unmet
 from mmgrpo.runtime.networks import (
     REFERENCE_NETWORK,
     is_critic,
+    is_discriminator,
     is_guide,
     is_prompt_value,
     is_reward_model,
@@ -41,7 +42,7 @@ def refuse_mismatch(
     others = [
         name_of(rule)
         for rule in loss.networks
-        if not (is_prompt_value(rule) or is_guide(rule) or is_reward_model(rule))
+        if not (is_prompt_value(rule) or is_guide(rule) or is_reward_model(rule) or is_discriminator(rule))
     ]
     for other in [name for name in others if name not in critics]:
         asked = refuse_networks(loss, other)

@@ -13,7 +13,14 @@ from mmgrpo.config.settings import Optim
 from mmgrpo.prompts.drawing import Sampling
 from mmgrpo.prompts.judging import is_self_play
 from mmgrpo.rounds.callback import Callback, Choices
-from mmgrpo.runtime.networks import is_critic, is_guide, is_prompt_value, is_reward_model, is_turn_critic
+from mmgrpo.runtime.networks import (
+    is_critic,
+    is_discriminator,
+    is_guide,
+    is_prompt_value,
+    is_reward_model,
+    is_turn_critic,
+)
 from mmgrpo.scoring import Scorer
 from mmgrpo.update import LossRecipe
 
@@ -25,6 +32,7 @@ METHODS: Mapping[str, Callable[[Choices], Any]] = {
     "judging": lambda choices: any(not is_self_play(rule) for rule in choices.loss.judging),
     "self_play": lambda choices: any(map(is_self_play, choices.loss.judging)),
     "reward_network": lambda choices: any(map(is_reward_model, choices.loss.networks)),
+    "discriminator": lambda choices: any(map(is_discriminator, choices.loss.networks)),
     "replay": lambda choices: choices.loss.replay.text != "none",
     "supervised": lambda choices: choices.loss.supervised.text != "none",
     "reward_weights": lambda choices: choices.weighting,

@@ -163,7 +163,7 @@ class RewardModel(Callback):
             def error(at: Places, outputs: Tensor, slopes: Tensor = slopes) -> Tensor:
                 return slopes.to(outputs.device)[at[0]] * outputs[:, 0]
 
-            batch, entries = _batch(rollout, round_.batch.decisions)
+            batch, entries = batch_of(rollout, round_.batch.decisions)
             self.network.update(run, batch, entries, error)
 
     @staticmethod
@@ -207,7 +207,7 @@ def last(mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
     return mask & (mask.flip(1).cumsum(1).flip(1) == 1)
 
 
-def _batch(rollout: Rollout | None, others: Decisions) -> tuple[Batch, Bool[Tensor, "B T"]]:
+def batch_of(rollout: Rollout | None, others: Decisions) -> tuple[Batch, Bool[Tensor, "B T"]]:
     """Rows of this rank as a batch of their own, which may be none, and the places at which they are read."""
     decisions = rollout.decisions if rollout else select_rows(others, slice(0))
     entries = last(decisions.decision_mask)

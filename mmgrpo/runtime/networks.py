@@ -35,6 +35,7 @@ from mmgrpo.config.ranges import (
     POSITIVE,
     POSITIVE_FRACTION,
     UPPER_BOUND,
+    one_of,
     within,
 )
 from mmgrpo.config.registry import Bound, bind_scheduled, block, table_of
@@ -248,6 +249,38 @@ def reward_model(
 def is_reward_model(rule: Bound) -> bool:
     """Whether a rule is the reward model that learns beside the policy."""
     return rule.block.fn is reward_model
+
+
+@block(NETWORKS, requires={"hidden_states": {}})
+def discriminator(
+    *,
+    lr: Annotated[float, POSITIVE],
+    reward: str,
+    form: Annotated[str, one_of("gail", "irl")] = "gail",
+    beta: Annotated[float, POSITIVE] = 1.0,
+    tasks: Sequence[str] = (),
+    warmup: Annotated[int, COUNT_OR_ZERO] = 0,
+    name: str = "discriminator",
+    updates: Annotated[int, COUNT] = 1,
+    beta1: Annotated[float, BELOW_ONE] = 0.9,
+    beta2: Annotated[float, BELOW_ONE] = 0.999,
+) -> Move:
+    """A reward that is learned from the answers of the data set: begins as the reference, with a linear head of value 0
+    on the state before the last token, tells the policy's samples from the answers of their prompts, and gives
+    ``reward``, a reward of the run (``own_judgement``). After the policy's steps of a round it learns its samples.
+
+    ``form`` gail: D = sigma(s) is the probability that the policy wrote it, and -log D the reward (StepAgent's inverse
+    RL, 2411.03817); irl: s is the reward and its difference over ``beta`` the likelihood of the answers (DR-IRL,
+    2503.18991). ``tasks``: of prompts of these tasks alone (empty: of all), so that each category has a discriminator
+    with a ``name`` of its own. ``warmup``: it learns in the first so many optimizer steps alone, in which the policy
+    waits (DR-IRL); 0: always, beside the policy (``mmgrpo/rounds/discriminator.py``). Rates were not found.
+    """
+    return Move()
+
+
+def is_discriminator(rule: Bound) -> bool:
+    """Whether a rule is a reward that learns from demonstrations."""
+    return rule.block.fn is discriminator
 
 
 @block(NETWORKS, requires={"hidden_states": {}, "turns": {}})

@@ -78,12 +78,19 @@ def judged(folder: Path) -> set[str]:
         token_policy(), folder / "paying", prompts, scorers=[own, known],
         **algorithm_blocks("dr_grpo", networks=paid),
     )  # fmt: skip
-    for one in (run, paying):
+    told = trainer(
+        token_policy(), folder / "told", prompts[:2], scorers=[own, known],
+        **algorithm_blocks("dr_grpo", networks=["discriminator(lr=1e-3, reward='own')"]),
+    )  # fmt: skip
+    asking = trainer(
+        token_policy(), folder / "asking", [replace(one, meta={"documents": ["a"]}) for one in prompts[:2]],
+        scorers=[own, known], **algorithm_blocks("dr_grpo", judging=["self_play(reward='own', rule='known')"]),
+    )  # fmt: skip
+    for one in (run, paying, told, asking):
         one.run_round()
         one.record.log.flush()
-    return {
-        name for part in (folder, folder / "paying") for row in read_metrics(part / "metrics.jsonl") for name in row
-    }
+    parts = (folder, *(folder / name for name in ("paying", "told", "asking")))
+    return {name for part in parts for row in read_metrics(part / "metrics.jsonl") for name in row}
 
 
 def written(folder: Path) -> set[str]:
