@@ -116,6 +116,9 @@ def test_a_set_earns_its_mean_reward_times_its_diversity():
     rows = [[1, 0], [1, 0], [0, 1], [0, 2.0]]
     made = transformed("set_mean(by='b', size=2)", rows)[:, 0].tolist()
     assert made == near(0.083333, 0.083333, -0.083333, -0.083333)
+    # 1, .5 and 0 of classes a, b, b: .75 x 1, .5 x 1 and .25 x .5 of the pairs, less their mean 11/24
+    product = transformed("set_mean(by='b', size=2)", [[1, 0], [0.5, 1], [0, 1]])[:, 0].tolist()
+    assert product == near(1 / 6, -1 / 48, -7 / 48)
     single = transformed("set_mean(by='b', size=1)", rows)[:, 0].tolist()
     assert single == [0.5, 0.5, -0.5, -0.5]  # r - mean
     few = transformed("set_mean(by='b', size=2, most=2)", rows)[:, 0]
