@@ -203,7 +203,7 @@ VISUAL = [
 @pytest.mark.slow
 @pytest.mark.rows
 @pytest.mark.parametrize("changes", VISUAL, ids=lambda one: next(iter(one.values())))
-@pytest.mark.parametrize("kind", ["matching", "gaussian"])
+@pytest.mark.parametrize("kind", ["gaussian", pytest.param("matching", marks=pytest.mark.nightly)])
 def test_a_run_of_images_with_rows_of_other_origins_resumes_exactly(kind, changes, tmp_path):
     whole = run(kind, tmp_path / "whole", **changes)
     whole.fit()
@@ -630,7 +630,7 @@ def last_rewards(help_: str, folder: Path) -> list[float]:
     ("help_", "least", "most"),
     [
         pytest.param("alone", 0.0, 0.05, marks=pytest.mark.nightly),
-        ("replay", 0.1, 1.0),
+        pytest.param("replay", 0.1, 1.0, marks=pytest.mark.nightly),
         pytest.param("answers", 0.3, 1.0, marks=pytest.mark.nightly),
     ],
 )

@@ -23,7 +23,7 @@ def make_runs(folder: Path) -> Path:
     for path in (runs, models, media):
         path.mkdir(parents=True)
     # Samples one at a time, with so many steps and tokens that a visitor can cancel them.
-    slow, long = ["--sampling.evaluation-steps", 60, "--eval.batch-size", 1], ["--sampling.max-tokens", 512]
+    slow, long = ["--sampling.evaluation-steps", 30, "--eval.batch-size", 1], ["--sampling.max-tokens", 512]
     quick.write_media(media)
     few = ["--steps", 2, "--save-every", 2, "--eval.every", 1]
     words = sd3.tiny_words(models / "words", scenes.vocabulary())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -15,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from mmgrpo.cli.questions import main as write_questions
 from mmgrpo.toy import clips, questions
 from mmgrpo.toy.questions import PAPER, SPLITS, split_of, words
 from mmgrpo.toy.scenes import COLOURS
 from mmgrpo.types import Image, Prompt, Video
-from tests import ROOT
 
 KINDS = (*questions.KINDS, *clips.KINDS)
 Seen = list[tuple[str, tuple[int, int, int, int]]]
@@ -222,8 +220,7 @@ def test_the_vocabulary_is_closed():
 
 
 def make(folder: Path, *arguments: str) -> Path:
-    command = [sys.executable, "-m", "mmgrpo.cli.questions", "--output", str(folder), *arguments]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    write_questions(["--output", str(folder), *arguments])
     return folder
 
 

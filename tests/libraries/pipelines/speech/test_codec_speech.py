@@ -243,6 +243,7 @@ def test_a_completion_is_written_as_its_speech_tokens(folder):
 # Learning
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_tiny_model_learns_to_say_the_digits_of_its_prompt(seed, tmp_path):

@@ -89,7 +89,7 @@ def folder_of(kind: str, place: Any, published: bool = False) -> str:
 
 def seeing(path: str, tool: str = "Look", **settings: Any) -> Any:
     call = CALL.replace("count", "crop" if tool == "Look" else tool)
-    return policy_of("image_text", path, tools=[f"{__name__}:{tool}"], call=call, **{"max_tokens": 600, **settings})
+    return policy_of("image_text", path, tools=[f"{__name__}:{tool}"], call=call, **{"max_tokens": 240, **settings})
 
 
 def drawn(policy: Any, size: int = 8) -> Any:
@@ -212,7 +212,7 @@ def test_completions_without_calls_are_those_of_a_run_without_tools(placed):
         assert torch.equal(made.decisions.log_probs[row, :length], plain.decisions.log_probs[row, :length])
 
 
-@pytest.mark.parametrize("kind", ["qwen3_vl", "gemma3"])
+@pytest.mark.parametrize("kind", ["qwen3_vl", pytest.param("gemma3", marks=pytest.mark.nightly)])
 def test_whole_samples_are_read_again_where_nothing_is_shared(kind, tmp_path):
     path = folder_of(kind, tmp_path)
     shared, replayed = seeing(path), seeing(path)

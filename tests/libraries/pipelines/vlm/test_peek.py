@@ -125,6 +125,7 @@ def right(policy: Any, count: int, seen: bool | None = None) -> float:
     return float(np.mean(task([prompt for prompt, _ in pairs], [one for _, one in pairs])))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_it_answers_mostly_rightly_what_it_has_seen_and_guesses_what_it_has_not():
     """0.66 of what it has seen when it was made, with a std of .05; in one turn it can at best guess."""

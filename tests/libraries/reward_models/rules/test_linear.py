@@ -26,9 +26,9 @@ from tests.libraries.reward_models.test_rewards import NEED_MODELS, NEEDED
 for package in ("math_verify", "pycocotools", "apted", "rapidfuzz", "whisper_normalizer"):
     pytest.importorskip(package)
 
-LENGTH, SECONDS = 40_000, 3
+LENGTH, SECONDS = 20_000, 1
 """Characters of a text, and seconds of the processor that it may take: one that is read in linear time takes less than
-a tenth of a second, and one in quadratic time, of which each step takes 5 ns, 8 s."""
+a tenth of a second, and one in quadratic time, of which each step takes 5 ns, 2 s."""
 
 UNITS = [
     *(" ", "\n", "9", "a ", "1/", "!", "not ", "[", "(", "{", "<", "$", "```\n", "**a ", "\\(", "\\[", "Score "),
