@@ -205,6 +205,15 @@ def vine_gae(
 
 
 @block(CREDITS, level="group")
+def action_value(stat: Rows, node: Node, decision_mask: Mask, action_value: Matrix, whiten: bool = True) -> Matrix:
+    """The value of each action itself, without a reward or a baseline: A = Q(tau, s, a) of a network that was trained
+    before (DVPO, arXiv:2502.16944; ``algorithm.networks: action_value``). ``whiten``: less the mean of the round's
+    tokens, over their std, without which all may have one sign. Q .5, 1, 0: 0, 1.2247, -1.2247.
+    """
+    return _credit(torch.where(decision_mask, action_value, 0.0), stat, node, decision_mask, whiten)
+
+
+@block(CREDITS, level="group")
 def conservative_td(
     values: Values,
     stat: Rows,

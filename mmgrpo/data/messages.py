@@ -214,6 +214,15 @@ def appended(prompt: Prompt, text: str) -> Prompt:
     return replace(prompt, text=prompt.text + text, turns=turns)
 
 
+def preceded(prompt: Prompt, text: str) -> Prompt:
+    """The prompt with a text at the beginning of its first user turn."""
+    first = next((place for place, turn in enumerate(prompt.turns) if turn.role == "user"), -1)
+    turns = tuple(
+        replace(turn, parts=(text, *turn.parts)) if place == first else turn for place, turn in enumerate(prompt.turns)
+    )
+    return replace(prompt, text=text + prompt.text, turns=turns)
+
+
 def text_of(turns: Iterable[Turn]) -> str:
     """The text of the user's turns."""
     return "\n".join(_text_of(turn) for turn in turns if turn.role == "user")

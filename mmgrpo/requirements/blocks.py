@@ -18,7 +18,7 @@ from mmgrpo.config.needs import moot, refuse
 from mmgrpo.config.registry import Bound
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import DECLARED, DEFAULTS, Algorithm
-from mmgrpo.runtime.networks import is_critic, is_turn_critic, name_of
+from mmgrpo.runtime.networks import is_action_value, is_critic, is_turn_critic, name_of
 from mmgrpo.update import LossRecipe
 
 
@@ -76,6 +76,9 @@ REQUIREMENTS: Mapping[str, Requirement] = {
         "a network of the name 'teacher'", "algorithm.networks, e.g. frozen(path=...)", of_policy=False
     ),
     "critic": Requirement("a value network", "algorithm.networks, e.g. critic(lr=1e-5)", of_policy=False),
+    "action_value": Requirement(
+        "a value of actions", "algorithm.networks, e.g. action_value(lr=1e-5)", of_policy=False
+    ),
     "turn_critic": Requirement("a critic of turns", "algorithm.networks, e.g. turn_critic(lr=1e-4)", of_policy=False),
     "conditionals": Requirement(
         "probabilities of single tokens given all others", "sampling.likelihood=conditional of masked image tokens"
@@ -87,6 +90,7 @@ REQUIREMENTS: Mapping[str, Requirement] = {
 OF_INPUTS: Mapping[str, str] = {
     "evaluation_means": "evaluations",
     "turn_advantage": "turn_critic",
+    "action_value": "action_value",
     "turn": "turns",
     "step_rewards": "steps",
     "step_values": "steps",
@@ -170,6 +174,7 @@ def of_algorithm(loss: LossRecipe) -> frozenset[str]:
         "answers": added.active and added.old == "one",
         "teacher": any(name_of(rule) == "teacher" for rule in loss.networks),
         "critic": any(map(is_critic, loss.networks)),
+        "action_value": any(map(is_action_value, loss.networks)),
         "turn_critic": any(map(is_turn_critic, loss.networks)),
     }
     return frozenset(name for name, there in given.items() if there)

@@ -16,6 +16,7 @@ from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.requirements.blocks import REQUIREMENTS, refuse_unmet
 from mmgrpo.runtime.networks import (
     REFERENCE_NETWORK,
+    is_action_value,
     is_critic,
     is_discriminator,
     is_guide,
@@ -38,6 +39,7 @@ def refuse_mismatch(
     under_changes = {name: f"{name.split('@')[0]} under a changed prompt" for name in scores if "@" in name}
     same = {name: under_changes.get(name, name) for name in scores}
     critics = {name_of(rule) for rule in loss.networks if is_critic(rule) and CRITIC_FIELDS & recipe.fields}
+    critics |= {name_of(rule) for rule in loss.networks if is_action_value(rule) and "action_value" in recipe.fields}
     critics |= {name_of(rule) for rule in loss.networks if is_turn_critic(rule) and "turn_advantage" in recipe.fields}
     others = [
         name_of(rule)
@@ -62,6 +64,7 @@ def refuse_mismatch(
     known["positions"] = policy.kind != "tokens"
     known["hidden_states"] = "hidden_state" in policy.provides
     known["critic"] = any(is_critic(rule) and name_of(rule) in critics for rule in loss.networks)
+    known["action_value"] = any(map(is_action_value, loss.networks))
     known["turn_critic"] = any(map(is_turn_critic, loss.networks))
     known["steps"] = known["turns"] or bool(policy.fields & STEP_FIELDS)
     refuse_unmet(recipe, loss, REQUIREMENTS.keys() - {name for name, there in known.items() if not there})
@@ -70,7 +73,7 @@ def refuse_mismatch(
         - policy.fields
         - COMPARISON_FIELDS
         - CRITIC_FIELDS
-        - {"turn_advantage", "cut"}
+        - {"turn_advantage", "action_value", "cut"}
         - LEDGER_FIELDS
         - REMARKED
         - RECORDS.keys()

@@ -14,6 +14,7 @@ from mmgrpo.prompts.drawing import Sampling
 from mmgrpo.prompts.judging import is_self_play
 from mmgrpo.rounds.callback import Callback, Choices
 from mmgrpo.runtime.networks import (
+    is_action_value,
     is_critic,
     is_discriminator,
     is_guide,
@@ -39,6 +40,7 @@ METHODS: Mapping[str, Callable[[Choices], Any]] = {
     "networks": lambda choices: choices.loss.networks,
     "ahead": lambda choices: choices.staleness,
     "critic": lambda choices: any(map(is_critic, choices.loss.networks)),
+    "global_value": lambda choices: any(map(is_action_value, choices.loss.networks)),
     "turn_critic": lambda choices: any(map(is_turn_critic, choices.loss.networks)),
     "guidance": lambda choices: any(map(is_guide, choices.loss.networks)),
     "prompt_value": lambda choices: any(map(is_prompt_value, choices.loss.networks)),

@@ -283,6 +283,37 @@ def is_discriminator(rule: Bound) -> bool:
     return rule.block.fn is discriminator
 
 
+@block(NETWORKS, requires={"hidden_states": {}})
+def action_value(
+    *,
+    lr: Annotated[float, POSITIVE],
+    gamma: Annotated[float, FRACTION] = 1.0,
+    lam: Annotated[float, FRACTION] = 0.0,
+    contexts: Annotated[int, COUNT_OR_ZERO] = 2,
+    updates: Annotated[int, COUNT_OR_ZERO] = 1,
+    warmup: Annotated[int, COUNT_OR_ZERO] = 0,
+    start: str = "",
+    reward: str = "",
+    name: str = "action_value",
+    beta1: Annotated[float, BELOW_ONE] = 0.9,
+    beta2: Annotated[float, BELOW_ONE] = 0.999,
+) -> Move:
+    """The value of actions for the credit ``action_value``: begins as the reference, with a linear head of value 0 on
+    the state behind every token, reads ``contexts`` other prompts of the round with the policy's answers before the
+    prompt, and learns r + gamma of the next action's value by squared error (``lam`` 0; 1: the discounted reward).
+
+    DVPO (2502.16944): one run trains it alone (``warmup`` of all its steps), the next has ``start`` at its checkpoint,
+    updates=0, and as ``reward`` the name of one of the run (``own_judgement``), which is then the value of the last
+    action, so that nothing else is asked. Its numbers were not found (``mmgrpo/rounds/global_value.py``).
+    """
+    return Move()
+
+
+def is_action_value(rule: Bound) -> bool:
+    """Whether a rule is the value of actions."""
+    return rule.block.fn is action_value
+
+
 @block(NETWORKS, requires={"hidden_states": {}, "turns": {}})
 def turn_critic(
     *,
@@ -338,7 +369,7 @@ def bind_networks(texts: Sequence[str]) -> tuple[Bound, ...]:
             f"algorithm.networks: {lost[0].text}: unknown network '{lost[0].parameters['of']}'."
             f"{nearest(lost[0].parameters['of'], names)}"
         )
-    for kind in (is_critic, is_prompt_value, is_reward_model, is_turn_critic):
+    for kind in (is_action_value, is_critic, is_prompt_value, is_reward_model, is_turn_critic):
         if len(several := [bound.text for bound in bounds if kind(bound)]) > 1:
             raise ValueError(f"algorithm.networks: got {' and '.join(several)}, expected one of them")
     drawing = [bound.text for bound in bounds if bound.parameters.get("samples")]

@@ -175,6 +175,9 @@ def written(folder: Path) -> set[str]:
         run.run_round()
         names |= {name for row in read_metrics(folder / preset / "metrics.jsonl") for name in row}
     lines = {"credit": "turn_advantage", "baseline": "none", "scale": "none", "terms": []}
+    blocks = algorithm_blocks("grpo", networks=["action_value(lr=1e-3)"], **(lines | {"credit": "action_value"}))
+    trainer(token_policy(), folder / "actions", prompts, reward=flat, **blocks).run_round()
+    names |= {name for row in read_metrics(folder / "actions" / "metrics.jsonl") for name in row}
     blocks = algorithm_blocks("grpo", networks=["turn_critic(lr=1e-3, updates=1)"], **lines)
     trainer(conversing(tools=[Walk]), folder / "turns", TOLD, reward=few_calls, **blocks).run_round()
     names |= {name for row in read_metrics(folder / "turns" / "metrics.jsonl") for name in row}

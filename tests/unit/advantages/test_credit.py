@@ -43,6 +43,7 @@ def test_credit_keeps_the_precision_of_the_advantages(name):
     of_tokens = torch.zeros(4, 2).double()
     names = ["entropy", "divergence", "step_rewards", "step_values", "step_ends", "visual_dependency", "certainty"]
     names += ["value", "token_rewards", "marks", "shares", "turn_advantage", "top_margin", "greedy_margin", "vine_turn"]
+    names += ["action_value"]
     fields = dict.fromkeys(names, of_tokens)
     texts = {"looking": "looking(threshold=0.1, gain=1.0)", "position_bonus": "position_bonus(gamma=0.1, slope=1.0)"}
     texts |= {"merged_turns": "merged_turns(history=0)"}

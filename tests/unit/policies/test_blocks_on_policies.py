@@ -192,6 +192,7 @@ OFFLINE |= {
     "turn_advantage",
     "window_gae",
     "vine_gae",
+    "action_value",
     "conservative_td",
     "advantage_regression",
 }
