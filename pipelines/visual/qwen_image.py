@@ -24,9 +24,10 @@ from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_sh
 from pipelines.visual.flux import LORA_TARGETS, pack, unpack
 from pipelines.visual.options import QwenImageOptions
 from pipelines.visual.pipeline import Pipeline
+from pipelines.visual.qwen_image_tiny import tiny
 from pipelines.visual.sizes import latent_size, sides_of
 
-__all__ = ["LORA_TARGETS", "QwenImage", "load"]
+__all__ = ["LORA_TARGETS", "QwenImage", "load", "tiny"]
 
 NOTHING = " "
 """The words of the unconditional branch: the negative prompt of Qwen's model card."""

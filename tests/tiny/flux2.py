@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from pipelines import require
-from pipelines.visual import tiny_parts
-from tests.tiny import flux2_klein, qwen_parts
+from pipelines.visual import qwen_tiny_parts, tiny_parts
+from tests.tiny import flux2_klein
 from tests.tiny.qwen_image_edit import name_part
 
 CONTROL = ("[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
@@ -54,7 +54,7 @@ def tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
-        tokenizer_object=qwen_parts.tokenizer(SYSTEM_MESSAGE).backend_tokenizer,
+        tokenizer_object=qwen_tiny_parts.tokenizer(SYSTEM_MESSAGE).backend_tokenizer,
         bos_token="<s>",
         eos_token="</s>",
         pad_token="<pad>",

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from pipelines import require
+from pipelines.visual import qwen_tiny_parts
 from pipelines.vlm import qwen_vl_tiny
-from tests.tiny import qwen_parts
 
 
 def tiny(folder: str | Path = "", seed: int = 0) -> Path:
@@ -32,7 +32,7 @@ def tiny(folder: str | Path = "", seed: int = 0) -> Path:
     folder = Path(folder or tempfile.mkdtemp(prefix="tiny-hunyuan-video-15-"))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        words = qwen_parts.tokenizer(chat(qwen_parts.tokenizer(), ""))
+        words = qwen_tiny_parts.tokenizer(chat(qwen_tiny_parts.tokenizer(), ""))
         shape = {"width": 32, "layers": 3, "heads": 2, "vision_width": 32, "vision_layers": 1, "patch": 4}
         texts = T5Config(vocab_size=384, d_model=24, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
         pipeline = HunyuanVideo15Pipeline(

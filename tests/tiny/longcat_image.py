@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from pipelines import require
-from pipelines.visual import tiny_parts
+from pipelines.visual import qwen_tiny_parts, tiny_parts
 from pipelines.visual.qwen_image_edit import edit_processor
-from tests.tiny import qwen_parts
 from tests.tiny.qwen_image_edit import name_part
 
 
@@ -28,15 +27,15 @@ def tiny(folder: str | Path = "", seed: int = 0) -> Path:
     template = kind(None, None, None, None, None, None)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        words = qwen_parts.tokenizer(
+        words = qwen_tiny_parts.tokenizer(
             template.prompt_template_encode_prefix + template.prompt_template_encode_suffix,
         )
         kind(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
             vae=tiny_parts.vae(4, scaling_factor=0.3611, shift_factor=0.1159),
-            text_encoder=qwen_parts.vision_language(words),
+            text_encoder=qwen_tiny_parts.vision_language(words),
             tokenizer=words,
-            text_processor=edit_processor()(qwen_parts.images(), words),
+            text_processor=edit_processor()(qwen_tiny_parts.images(), words),
             transformer=LongCatImageTransformer2DModel(
                 in_channels=16,
                 num_layers=1,

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from pipelines import require
+from pipelines.visual import qwen_tiny_parts
 from pipelines.visual.qwen_image_edit import edit_processor
 from pipelines.vlm import qwen_vl_tiny
-from tests.tiny import image_text, qwen_parts
+from tests.tiny import image_text
 
 SYSTEM = "Comprehend and analyze the provided prompt."
 TEMPLATE = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{{}}<|im_end|>\n<|im_start|>assistant\n"
@@ -30,12 +31,12 @@ def tiny(folder: str | Path = "", seed: int = 0, sigmas: list[float] | None = No
     autoencoder: Any = AutoencoderKLQwenImage21  # diffusers' annotations allow one level only
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        words = qwen_parts.tokenizer(TEMPLATE)
+        words = qwen_tiny_parts.tokenizer(TEMPLATE)
         encoder = Qwen3VLForConditionalGeneration(image_text.qwen3_vl(words.get_vocab()))
         # A norm of ones would hide whether hidden states are those before it or behind it.
         torch.nn.init.uniform_(encoder.model.language_model.norm.weight, 0.5, 2)
         pipeline = QwenImage21Pipeline(
-            scheduler=qwen_parts.scheduler(),
+            scheduler=qwen_tiny_parts.scheduler(),
             vae=autoencoder(
                 base_dim=4,
                 decoder_base_dim=4,
@@ -49,7 +50,9 @@ def tiny(folder: str | Path = "", seed: int = 0, sigmas: list[float] | None = No
             ),
             text_encoder=encoder,
             processor=edit_processor("Qwen3VLProcessor")(
-                qwen_vl_tiny.image_processor(16, min_pixels=1024, max_pixels=4096), words, chat_template=qwen_parts.CHAT
+                qwen_vl_tiny.image_processor(16, min_pixels=1024, max_pixels=4096),
+                words,
+                chat_template=qwen_tiny_parts.CHAT,
             ),
             transformer=QwenImage21Transformer2DModel(
                 in_channels=4,

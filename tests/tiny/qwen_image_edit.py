@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from pipelines import require
+from pipelines.visual import qwen_tiny_parts
 from pipelines.visual.qwen_image_edit import edit_processor
-from tests.tiny import qwen_parts
 
 
 def tiny(folder: str | Path = "", seed: int = 0, plus: bool = False) -> Path:
@@ -25,15 +25,15 @@ def tiny(folder: str | Path = "", seed: int = 0, plus: bool = False) -> Path:
     template = kind(None, None, None, None, None, None).prompt_template_encode
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        words = qwen_parts.tokenizer(template)
+        words = qwen_tiny_parts.tokenizer(template)
         parts: dict[str, Any] = {
-            "scheduler": qwen_parts.scheduler(),
-            "vae": qwen_parts.vae(),
-            "text_encoder": qwen_parts.vision_language(words),
+            "scheduler": qwen_tiny_parts.scheduler(),
+            "vae": qwen_tiny_parts.vae(),
+            "text_encoder": qwen_tiny_parts.vision_language(words),
             "tokenizer": words,
-            "transformer": qwen_parts.transformer(zero_cond_t=plus),
+            "transformer": qwen_tiny_parts.transformer(zero_cond_t=plus),
         }
-    processor = edit_processor()(qwen_parts.images(), words)
+    processor = edit_processor()(qwen_tiny_parts.images(), words)
     kind(**parts, processor=processor).save_pretrained(folder)
     name_part(folder, "processor", "Qwen2VLProcessor")
     return folder

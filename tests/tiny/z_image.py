@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 
 from pipelines import require
-from pipelines.visual import tiny_parts
-from tests.tiny import qwen_parts
+from pipelines.visual import qwen_tiny_parts, tiny_parts
 
 
 def tiny(folder: str | Path = "", seed: int = 0) -> Path:
@@ -24,11 +23,11 @@ def tiny(folder: str | Path = "", seed: int = 0) -> Path:
     folder = Path(folder or tempfile.mkdtemp(prefix="tiny-z-image-"))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        words = qwen_parts.tokenizer("user\nassistant")
+        words = qwen_tiny_parts.tokenizer("user\nassistant")
         pipeline = ZImagePipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
             vae=tiny_parts.vae(4, scaling_factor=0.3611, shift_factor=0.1159),
-            text_encoder=qwen_parts.language(words),
+            text_encoder=qwen_tiny_parts.language(words),
             tokenizer=words,
             transformer=ZImageTransformer2DModel(
                 in_channels=4,

@@ -1,4 +1,5 @@
 """Rounds of networks of published sizes with random weights: seconds, throughput, memory, share of the card's peak.
+Speed, not learning; beside it what others report of their runs (mmgrpo/catalogue/speeds.yaml).
 
     mmgrpo bench gpu                      # some minutes on one card
     mmgrpo bench gpu --toy                # tiny networks, for a machine without one
@@ -12,6 +13,7 @@ card torch also counts in it how often the host waits for the device.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 import warnings
@@ -20,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from mmgrpo.catalogue.speeds import speeds
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, within
 from mmgrpo.files import write_text
 from mmgrpo.runtime.work import PEAKS
@@ -35,6 +38,8 @@ class Size:
     model: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
     group: int = 8
+    preset: str = ""
+    algorithm: Mapping[str, Any] = field(default_factory=dict)
 
 
 LORA = {"lora_rank": 32, "gradient_checkpointing": True, "dtype": "bfloat16"}
@@ -43,21 +48,28 @@ QWEN |= {"num_key_value_heads": 2, "vocab_size": 151936, "max_position_embedding
 QWEN |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}}
 LARGER = {"num_hidden_layers": 28, "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28}
 LARGER = {**QWEN, **LARGER, "num_key_value_heads": 4, "tie_word_embeddings": False}
+KL = {"terms": ["kl_k3(coef=0.04)"]}
+"""A second pass of log-probs, that of the reference; old ones are those of sampling, and are not computed again."""
+MEDIUM = {"num_layers": 24, "num_attention_heads": 24, "attention_head_dim": 64, "caption_projection_dim": 1536}
+MEDIUM |= {"pos_embed_max_size": 384, "dual_attention_layers": list(range(13))}
+SMALL = {**LORA, "height": 256, "width": 256}
 SIZES: Mapping[str, Size] = {
-    "sd3.5-medium": Size(
-        "sd3",
-        "transformer",
-        {"num_layers": 24, "num_attention_heads": 24, "attention_head_dim": 64, "caption_projection_dim": 1536}
-        | {"pos_embed_max_size": 384, "dual_attention_layers": list(range(13))},
-        {**LORA, "height": 256, "width": 256},
-        {"steps": 10},
-    ),
+    "sd3.5-medium": Size("sd3", "transformer", MEDIUM, SMALL, {"steps": 10}),
+    "sd3.5-medium-nft": Size("sd3", "transformer", MEDIUM, SMALL, {"steps": 10}, preset="diffusion_nft"),
     "flux.1-12b": Size(
         "flux",
         "transformer",
         {"num_layers": 19, "num_single_layers": 38, "num_attention_heads": 24, "attention_head_dim": 128}
         | {"axes_dims_rope": [16, 56, 56]},
-        {**LORA, "height": 256, "width": 256},
+        SMALL,
+        {"steps": 6},
+        4,
+    ),
+    "qwen-image-20b": Size(
+        "qwen_image",
+        "transformer",
+        {"num_layers": 60, "num_attention_heads": 24, "attention_head_dim": 128, "axes_dims_rope": [16, 56, 56]},
+        SMALL,
         {"steps": 6},
         4,
     ),
@@ -70,7 +82,9 @@ SIZES: Mapping[str, Size] = {
         4,
     ),
     "qwen2.5-vl-3b": Size("qwen_vl", "", {"text_config": QWEN}, LORA, {"max_tokens": 128}, 16),
+    "qwen2.5-vl-3b-kl": Size("qwen_vl", "", {"text_config": QWEN}, LORA, {"max_tokens": 128}, 16, algorithm=KL),
     "qwen2.5-vl-7b": Size("qwen_vl", "", {"text_config": LARGER}, LORA, {"max_tokens": 128}, 16),
+    "qwen2.5-vl-7b-kl": Size("qwen_vl", "", {"text_config": LARGER}, LORA, {"max_tokens": 128}, 16, algorithm=KL),
     "whisper-large-v3": Size(
         "whisper",
         "",
@@ -80,7 +94,22 @@ SIZES: Mapping[str, Size] = {
         {"max_tokens": 64},
     ),
 }
-"""Networks by name. Of a language model the language part has its published size, and the vision tower is tiny."""
+"""Networks by name, some with another algorithm than GRPO without a KL. Of a language model the language part has its
+published size, and the vision tower is tiny."""
+
+
+ABOUT = "Speed, not learning: random weights of published sizes, rewards that cost nothing, tiny encoders and VAEs."
+NOTES = (
+    "Reported rows are those of their sources, with other sizes, lengths, rewards and cards: they say what is "
+    "usual, and are no comparison. Their samples a second and updates an hour are computed from the seconds of an "
+    "update where they are not stated. MFU here: operations of an update by the shapes of the weights, without "
+    "recomputation and prompts of token models, in the seconds of the update; elsewhere as the source defines it."
+)
+DETAILS = (
+    "An evaluation is a token or a denoising step of one sample. The share of peak counts the operations that are "
+    "really done, backward passes and recomputation included, in all seconds of a round. Waits: how often the "
+    "host waited for the card in one round."
+)
 
 
 @dataclass
@@ -102,7 +131,7 @@ class Args:
 
 
 def run(args: Args, machine: str, command: str) -> None:
-    """Measure the networks and write ``gpu.json`` and ``gpu.md``."""
+    """Measure the networks and write ``gpu-<card>.json`` and ``.md``, which are those of one kind of card."""
     if unknown := sorted(set(args.networks) - SIZES.keys()):
         raise ValueError(f"--networks: got '{unknown[0]}', expected some of {', '.join(SIZES)}")
     rows: list[dict[str, Any]] = []
@@ -115,16 +144,18 @@ def run(args: Args, machine: str, command: str) -> None:
         print(json.dumps(rows[-1]), flush=True)
     out = Path(args.output)
     out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "gpu.json", json.dumps({"machine": machine, "command": command, "rows": rows}, indent=2))
-    write_text(out / "gpu.md", "\n".join(page(rows, machine, command)) + "\n")
+    name = "gpu-" + "-".join(re.findall(r"[a-z0-9.]+", machine.partition(",")[0].lower()))
+    content = {"about": ABOUT, "machine": machine, "command": command, "toy": args.toy, "rows": rows}
+    write_text(out / f"{name}.json", json.dumps(content, indent=2))
+    write_text(out / f"{name}.md", "\n".join(page(rows, machine, command)) + "\n")
 
 
 def measured(size: Size, args: Args, place: Path, machine: str) -> dict[str, Any]:
     """The numbers of one network."""
-    import torch
-
     from mmgrpo.cli.train import counted_in
+    from mmgrpo.family import family
     from mmgrpo.runtime.memory import needs, read_folder
+    from mmgrpo.runtime.work import work
 
     path = checkpoint(size, place / "model", args.toy)
     config = settings(size, path, args)
@@ -132,17 +163,24 @@ def measured(size: Size, args: Args, place: Path, machine: str) -> dict[str, Any
     timed = lines[1:]
     spent = {name: sum(line[f"time/{name}"] for line in timed) / len(timed) for name in ("rollout", "reward", "update")}
     operations, waits = counted(config, place / "counted")
-    peak = (
-        next((value for part, value in PEAKS.items() if part in machine), None) if torch.cuda.is_available() else None
-    )
+    peak = peak_of(machine)
     evaluations = sum(line["rollout/evaluations"] for line in timed) / len(timed)
     folder = read_folder(Path(path))
-    needed = sum(needs(folder, config, processes=1, **counted_in(config)).values()) / 1e9 if folder else None
+    known = counted_in(config)
+    needed = sum(needs(folder, config, processes=1, **known).values()) / 1e9 if folder else None
     seconds = sum(spent.values())
+    once = replace(config, model=replace(config.model, gradient_checkpointing=False))  # what MFU counts
+    totals, given = family(size.family).arithmetic(config).totals, {k: known[k] for k in ("reference", "given")}
+    trained = work(folder, once, totals, **given)[1] if folder else None
+    samples = config.data.prompts_per_step * config.data.group_size
     return {
         "parameters": folder.parameters if folder else None,
         "seconds": seconds,
         **spent,
+        "samples per second": samples / seconds,
+        "updates per hour": 3600 * config.optim.updates * config.optim.epochs / seconds,
+        "operations of the update": trained,
+        "MFU": trained / spent["update"] / peak if peak and trained else None,
         "evaluations per second": evaluations / max(spent["rollout"], 1e-9),
         "operations": operations,
         "share of peak": operations / seconds / peak if peak else None,
@@ -150,6 +188,14 @@ def measured(size: Size, args: Args, place: Path, machine: str) -> dict[str, Any
         "peak GB": max(line["memory"] for line in lines) * 2**30 / 1e9,
         "dry-run GB": needed,
     }
+
+
+def peak_of(machine: str) -> float | None:
+    """Dense bf16 operations per second of the card that a machine names; None without a card that is known."""
+    import torch
+
+    known = (value for part, value in PEAKS.items() if part in machine)
+    return next(known, None) if torch.cuda.is_available() else None
 
 
 def checkpoint(size: Size, folder: Path, toy: bool) -> str:
@@ -193,10 +239,12 @@ def checkpoint(size: Size, folder: Path, toy: bool) -> str:
 
 def settings(size: Size, path: str, args: Args) -> Any:
     """The configuration of a run of a network."""
+    from mmgrpo.config.reading import usual
     from mmgrpo.config.settings import config_class
     from mmgrpo.family import family
 
-    config = config_class(family(size.family).sections)()
+    kind = config_class(family(size.family).sections)
+    config = usual(kind, size.preset) if size.preset else kind()
     model = {"family": size.family, "path": path, "device": args.device}
     small = {"max_tokens": 5} if "max_tokens" in size.sampling else {"steps": 4}
     toy = {"height": 16, "width": 16} if "height" in size.model else {}
@@ -207,6 +255,7 @@ def settings(size: Size, path: str, args: Args) -> Any:
         sampling=replace(config.sampling, **(small if args.toy else size.sampling)),
         data=replace(config.data, prompts_per_step=2, group_size=4 if args.toy else size.group),
         optim=replace(config.optim, micro_batch_size=4),
+        algorithm=replace(config.algorithm, **size.algorithm),
         eval=replace(config.eval, skip=True),
         rewards=["sizes"],
         trackers=[],
@@ -292,27 +341,37 @@ def prompts_of(name: str) -> list[Any]:
 
 
 def page(rows: Sequence[Mapping[str, Any]], machine: str, command: str) -> list[str]:
-    """The table as Markdown."""
-    lines = ["# Rounds on this machine", "", machine, "", f"`{command}`", ""]
-    lines += ["| network | parameters | s a round | rollout / reward / update | evaluations a second | share of peak |"]
-    lines[-1] += " peak GB | dry run GB | waits |"
-    lines += ["| --- " * 9 + "|"]
+    """The tables as Markdown: what was measured with what others report, and the parts of what was measured."""
+    lines = ["# Rounds on this machine", "", ABOUT, "", machine, "", f"`{command}`", ""]
+    lines += ["| run | by | cards | samples a second and card | updates an hour | MFU of updates | peak GB |"]
+    lines += ["| --- " * 7 + "|"]
     for row in rows:
         if "error" in row:
-            lines.append(f"| {row['network']} | {row['error']} |" + " |" * 7)
+            lines.append(f"| {row['network']} | {row['error']} |" + " |" * 5)
             continue
+        speed = f"{row['samples per second']:.3g}", f"{row['updates per hour']:.3g}"
+        peak = f"{row['peak GB']:.2f}" + ("" if row["dry-run GB"] is None else f" (dry run {row['dry-run GB']:.2f})")
+        lines.append(line(row["network"], "measured here", "1", *speed, percent(row["MFU"]), peak))
+    for name, one in speeds().items():
+        cells = [f"{one.count} x {one.cards}", "-" if one.per_second is None else f"{one.per_second:.3g}"]
+        cells += ["-" if one.seconds is None else f"{3600 / one.seconds:.3g}"]
+        cells += ["-" if one.mfu is None else f"{one.mfu} %", "-" if one.peak is None else f"{one.peak:g}"]
+        lines.append(line(name, f"reported by [{one.by}]({one.source})" + f": {one.note}" * bool(one.note), *cells))
+    lines += ["", NOTES, ""]
+    lines += ["| network | parameters | s a round | rollout / reward / update | evaluations a second | share of peak |"]
+    lines[-1] += " waits |"
+    lines += ["| --- " * 7 + "|"]
+    for row in [row for row in rows if "error" not in row]:
         parts = " / ".join(f"{row[name]:.2f}" for name in ("rollout", "reward", "update"))
-        share = "-" if row["share of peak"] is None else f"{100 * row['share of peak']:.1f} %"
-        needed = "-" if row["dry-run GB"] is None else f"{row['dry-run GB']:.2f}"
         cells = [row["network"], f"{row['parameters'] or 0:,}", f"{row['seconds']:.2f}", parts]
-        cells += [f"{row['evaluations per second']:.0f}", share, f"{row['peak GB']:.2f}", needed]
-        cells += ["-" if row["waits"] is None else str(row["waits"])]
-        lines.append("| " + " | ".join(cells) + " |")
-    notes = (
-        "An evaluation is a token or a denoising step of one sample. The share of peak counts the operations that are "
-    )
-    notes += (
-        "really done, backward passes and recomputation included, in all seconds of a round. Waits: how often the host "
-    )
-    notes += "waited for the card in one round."
-    return [*lines, "", notes]
+        cells += [f"{row['evaluations per second']:.0f}", percent(row["share of peak"])]
+        lines.append(line(*cells, "-" if row["waits"] is None else str(row["waits"])))
+    return [*lines, "", DETAILS]
+
+
+def line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"

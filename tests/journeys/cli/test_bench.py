@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from mmgrpo.cli.bench import vlm
+from mmgrpo.cli.bench import gpu, vlm
 from tests.journeys.cli.running import call
 
 
@@ -114,12 +114,27 @@ def test_a_benchmark_that_does_not_exist_is_an_error_that_names_those_that_do():
         call("bench", "opera")
 
 
+SOME = ["sd3.5-medium-nft", "qwen2.5-vl-3b", "qwen2.5-vl-3b-kl"]
+
+
 @pytest.mark.slow
-@pytest.mark.nightly
-def test_the_benchmark_of_cards_runs_at_toy_size(tmp_path):
-    networks = ["sd3.5-medium", "qwen2.5-vl-3b", "whisper-large-v3"]
+@pytest.mark.rows
+@pytest.mark.parametrize("networks", [SOME, pytest.param([*gpu.SIZES], marks=pytest.mark.nightly)])
+def test_the_benchmark_of_cards_runs_at_toy_size(networks, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "peak_of", lambda machine: 1e12)
     call("bench", "gpu", "--toy", "--rounds", 1, "--device", "cpu", "--networks", *networks, "--output", tmp_path)
-    rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
-    assert [row["network"] for row in rows] == networks and not any("error" in row for row in rows), rows
-    assert all(row["operations"] > 1e6 and row["evaluations per second"] > 0 for row in rows)
-    assert all(f"| {name} |" in (tmp_path / "gpu.md").read_text() for name in networks)
+    [stored] = tmp_path.glob("gpu-*.json")
+    content = json.loads(stored.read_text())
+    rows = {row["network"]: row for row in content["rows"]}
+    assert content["toy"] and [*rows] == networks and not any("error" in row for row in rows.values()), rows
+    for row in rows.values():
+        assert row["operations"] > 1e6 and row["evaluations per second"] > 0
+        assert row["samples per second"] == pytest.approx(2 * 4 / row["seconds"])
+        assert row["updates per hour"] == pytest.approx(3600 / row["seconds"])
+        assert row["MFU"] == pytest.approx(row["operations of the update"] / row["update"] / 1e12)
+    plain, second = rows["qwen2.5-vl-3b"], rows["qwen2.5-vl-3b-kl"]
+    # Of adapters forward and half of backward, and a further forward pass without a gradient: three for two.
+    assert second["operations of the update"] == pytest.approx(1.5 * plain["operations of the update"])
+    assert second["operations"] > plain["operations"]
+    text = stored.with_suffix(".md").read_text()
+    assert all(f"| {name} | measured here |" in text for name in networks)

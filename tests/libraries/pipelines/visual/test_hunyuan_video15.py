@@ -120,10 +120,10 @@ def test_a_guider_of_another_class_is_refused(folder, tmp_path):
 
 
 def test_a_tokenizer_that_does_not_fit_the_instruction_is_refused(folder, tmp_path):
-    from tests.tiny import qwen_parts
+    from pipelines.visual import qwen_tiny_parts
 
     copy = changed(folder, tmp_path, "model_index.json")
-    qwen_parts.tokenizer("system").save_pretrained(copy / "tokenizer")
+    qwen_tiny_parts.tokenizer("system").save_pretrained(copy / "tokenizer")
     with pytest.raises(ValueError, match=r"tokenizer.*\d+.*108"):
         ours(copy)
 

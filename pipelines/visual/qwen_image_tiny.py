@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pipelines import require
-from tests.tiny import qwen_parts
+from pipelines.visual import qwen_tiny_parts
 
 
 def tiny(folder: str | Path = "", seed: int = 0) -> Path:
@@ -26,13 +26,13 @@ def tiny(folder: str | Path = "", seed: int = 0) -> Path:
     template = QwenImagePipeline(nothing, nothing, nothing, nothing, nothing).prompt_template_encode
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        words = qwen_parts.tokenizer(template)
+        words = qwen_tiny_parts.tokenizer(template)
         pipeline = QwenImagePipeline(
-            scheduler=qwen_parts.scheduler(),
-            vae=qwen_parts.vae(),
-            text_encoder=qwen_parts.vision_language(words),
+            scheduler=qwen_tiny_parts.scheduler(),
+            vae=qwen_tiny_parts.vae(),
+            text_encoder=qwen_tiny_parts.vision_language(words),
             tokenizer=words,
-            transformer=qwen_parts.transformer(),
+            transformer=qwen_tiny_parts.transformer(),
         )
     pipeline.save_pretrained(folder)
     return folder
