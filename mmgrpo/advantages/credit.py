@@ -20,6 +20,7 @@ from mmgrpo.config.ranges import (
     COUNT_OR_ZERO,
     DDOF,
     FRACTION,
+    POSITIVE,
     POSITIVE_FRACTION,
     UPPER_BOUND,
     one_of,
@@ -731,6 +732,37 @@ def marked_steps(
     """
     rewards = whole * (values >= right).to(values.dtype)[:, None] + process * marks.to(values.dtype).clamp(max=0.0)
     return standardized(rewards, key, stat, node, decision_mask, "group", ddof, eps)
+
+
+@block(CREDITS, level="group")
+def thought_rewards(
+    advantages: Values,
+    values: Values,
+    key: Key,
+    stat: Rows,
+    keep: Rows,
+    node: Node,
+    decision_mask: Mask,
+    marks: Matrix,
+    *,
+    by: str,
+    alpha: Annotated[float, POSITIVE] = 1.0,
+    right: Annotated[float, ANY_NUMBER] = 0.5,
+) -> Matrix:
+    """Of a sample of reward r >= ``right`` A, and A - alpha acc in its marked thoughts, acc the share of such samples
+    in the group; of others A in their marked thoughts and 0 elsewhere (TP-GRPO, arXiv:2507.23317, as its propositions
+    1 and 2 have it; alpha was not found).
+
+    Neighbouring steps of one mark are a thought, which is charged once, however many steps it has. ``by`` is the reward
+    whose judge marks steps with -1 (``judge_own_errors``). A 1 and -1 of a group half right, alpha 1, the second of two
+    thoughts marked: 1 .5 and 0 -1. Where no sample is right, what no wrong answer took up is not blamed.
+    """
+    correct = values >= right
+    share = groups.group_mean(correct.to(advantages.dtype), key, stat)
+    marked = marks < 0
+    blamed = advantages[:, None] - alpha * share[:, None] * marked
+    made = torch.where(correct[:, None], blamed, advantages[:, None] * marked)
+    return mean_over_sharing_rows(made, keep, node, decision_mask)
 
 
 @block(CREDITS, level="group")

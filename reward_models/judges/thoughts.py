@@ -2,6 +2,7 @@
 
 judge_steps         the share of the steps that come before the first wrong one
 judge_wrong_steps   the share of the steps that are right, by a vote of several critiques; it marks the wrong ones
+judge_own_errors    the same by what a solution says of itself: what it corrects, or what a wrong answer takes up
 judge_phrases       the share of good less that of poor phrases; it marks both
 judge_last_step     1 for a good last step of a text that goes on, -1 for a poor one
 judge_consistency   1 where the end of the thought says what the answer says, -1 where it says something else
@@ -21,13 +22,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from mmgrpo.config.names import nearest
 from mmgrpo.scoring.manifest import reward
-from mmgrpo.types import Output, Prompt
+from mmgrpo.types import Output, Prompt, Text
 from reward_models.judges.named import check_judge, judge_named
 from reward_models.judges.question import Question, ask, readings, sources_of
 from reward_models.judges.verdicts import conclusion, json_object, number_after
 from reward_models.rules.parsing import gold_text
 from reward_models.rules.tags import after_thought_of, answer_of, texts
+from reward_models.rules.tasks import TASKS, one_task
 
 thoughts_reward = functools.partial(reward, "Text", check="reward_models.judges.named:check_judge")
 problem_reward = functools.partial(thoughts_reward, row="reward_models.judges.question:check_source", version=2)
@@ -57,6 +60,28 @@ Solution, in steps:
 
 Judge every step by itself: is it right, whatever became of the others? End with one line, with the numbers of all \
 wrong steps, or none if there are none:
+{label}: <numbers>"""
+CORRECTED = """Problem:
+{prompt}
+
+Solution, in steps, whose answer is right:
+{steps}
+
+Do not solve the problem. Where the solution looks back at itself (it doubts, finds a mistake, begins anew), find the \
+steps that it corrects there, and the steps that build on these. End with one line, with the numbers of all corrected \
+steps, or none if there are none:
+{label}: <numbers>"""
+TAKEN_UP = """Problem:
+{prompt}
+
+Solution, in steps, whose answer is wrong:
+{steps}
+
+Its answer:
+{answer}
+
+Do not solve the problem. Which steps say what the answer says, so that it takes them up? End with one line, with the \
+numbers of all such steps, or none if there are none:
 {label}: <numbers>"""
 PHRASES = """Prompt:
 {prompt}
@@ -175,17 +200,61 @@ def judge_wrong_steps(
     weight 0 it marks the wrong steps for the credit ``marked_steps``. Critiques 2 3, 3 and 3 4 of four steps: 3 is
     wrong, .75; by majority 3, by union 2 3 4, .25.
     """
-    made = _wrong_steps(prompts, outputs, judge, count, vote, tokens, media, device)
+    made = _wrong_steps(prompts, outputs, judge, count, vote, tokens, media, device, _against_answer)
     return [math.nan if wrong is None else 1 - len(wrong) / len(steps) for steps, wrong in made]
+
+
+@problem_reward(
+    scale="share of steps that are not marked",
+    reads=("text", "media", "answer"),
+    source="TP-GRPO, arXiv:2507.23317",
+    check="reward_models.judges.thoughts:check_own_errors",
+    remarks="reward_models.judges.thoughts:own_error_remarks",
+    version=1,
+)
+def judge_own_errors(
+    prompts: Sequence[Prompt],
+    outputs: Sequence[Output],
+    judge: str,
+    rule: str = "exact",
+    tags: bool | str = True,
+    count: int = 1,
+    vote: str = "majority",
+    tokens: int = 2048,
+    media: bool = True,
+    device: str = "cpu",
+) -> list[float]:
+    """The share of the steps of a text that its own words do not give away (TP-GRPO, arXiv:2507.23317): the judge need
+    not solve the problem, and does not see its answer.
+
+    Of a solution that is right by the task ``rule`` (``tags`` as of it) it marks the steps that the solution corrects
+    where it looks back, and those that build on them; of a wrong one the steps that the answer takes up. With weight 0
+    it marks them for the credit ``thought_rewards``. ``count`` and ``vote`` as of ``judge_wrong_steps``. Its words are
+    ours.
+    """
+    made = _wrong_steps(prompts, outputs, judge, count, vote, tokens, media, device, _of_itself(rule, tags))
+    return [math.nan if wrong is None else 1 - len(wrong) / len(steps) for steps, wrong in made]
+
+
+def own_error_remarks(**parameters: Any) -> Callable[[Sequence[Prompt], Sequence[Output]], list[Mapping[str, Any]]]:
+    """``marks``: -1 for each step that ``judge_own_errors`` marks."""
+    given = _given(judge_own_errors, parameters)
+    asking = _of_itself(given.pop("rule"), given.pop("tags"))
+    return _step_marks(given, asking)
 
 
 def step_remarks(**parameters: Any) -> Callable[[Sequence[Prompt], Sequence[Output]], list[Mapping[str, Any]]]:
     """``marks``: -1 for each wrong step of ``judge_wrong_steps``, up to where the next begins."""
+    return _step_marks(_given(judge_wrong_steps, parameters), _against_answer)
 
+
+def _step_marks(
+    given: Mapping[str, Any], asking: Callable[[Prompt, Text, str], str]
+) -> Callable[[Sequence[Prompt], Sequence[Output]], list[Mapping[str, Any]]]:
     def remarks(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
         said = []
-        made = _wrong_steps(prompts, outputs, **_given(judge_wrong_steps, parameters))
-        for output, (steps, wrong) in zip(texts(outputs, "judge_wrong_steps"), made, strict=True):
+        made = _wrong_steps(prompts, outputs, **given, asking=asking)
+        for output, (steps, wrong) in zip(texts(outputs, "a judge of steps"), made, strict=True):
             ahead = len(output.whole) - len(output.text)  # what the chat template wrote of the answer
             ends = [first for first, _ in steps[1:]] + [len(output.whole) + 1]
             marks = [
@@ -208,12 +277,35 @@ def check_votes(judge: str, count: int = 4, vote: str = "intersection", **more: 
         )
 
 
+def check_own_errors(judge: str, rule: str = "exact", count: int = 1, vote: str = "majority", **more: str) -> None:
+    """Before a run starts: the judge, the task and the vote are known."""
+    check_votes(judge, count, vote)
+    if rule not in TASKS:
+        raise ValueError(f"rewards: judge_own_errors: unknown task '{rule}'.{nearest(rule, TASKS)}")
+
+
 VOTES: Mapping[str, Callable[[int, int], bool]] = {
     "intersection": lambda votes, count: votes == count,
     "majority": lambda votes, count: 2 * votes >= count,
     "union": lambda votes, count: votes > 0,
 }
 """Whether a step is wrong that so many of so many critiques call so."""
+
+
+def _against_answer(prompt: Prompt, output: Text, steps: str) -> str:
+    return ALL_WRONG.format(prompt=prompt.text, answer=gold_text(prompt), steps=steps, label=WRONG)
+
+
+def _of_itself(rule: str, tags: bool | str) -> Callable[[Prompt, Text, str], str]:
+    """The question about what a solution itself says, by whether the task ``rule`` finds its answer right."""
+
+    def asking(prompt: Prompt, output: Text, steps: str) -> str:
+        if one_task(rule, [prompt], [output], tags)[0] >= 1:
+            return CORRECTED.format(prompt=prompt.text, steps=steps, label=WRONG)
+        answer = output.whole.rpartition("</think>")[2].strip()
+        return TAKEN_UP.format(prompt=prompt.text, steps=steps, answer=answer, label=WRONG)
+
+    return asking
 
 
 def _wrong_steps(
@@ -225,15 +317,17 @@ def _wrong_steps(
     tokens: int,
     media: bool,
     device: str,
+    asking: Callable[[Prompt, Text, str], str],
 ) -> list[tuple[list[tuple[int, int]], frozenset[int] | None]]:
-    """For each text the places of its steps, and the numbers of the wrong ones; None where no critique can be read."""
+    """For each text the places of its steps, and the numbers of the wrong ones; None where no critique can be read.
+    ``asking``: the question about a text, whose steps are numbered."""
     every: list[list[tuple[int, int]]] = []
     questions: list[Question | None] = []
     sources = sources_of(prompts, outputs, media)
-    for prompt, output, source in zip(prompts, texts(outputs, "judge_wrong_steps"), sources, strict=True):
+    for prompt, output, source in zip(prompts, texts(outputs, "a judge of steps"), sources, strict=True):
         steps = step_places(output.whole)
         numbered = "\n\n".join(f"[{number}] {output.whole[a:b]}" for number, (a, b) in enumerate(steps, 1))
-        asked = ALL_WRONG.format(prompt=prompt.text, answer=gold_text(prompt), steps=numbered, label=WRONG)
+        asked = asking(prompt, output, numbered)
         one = Question((*source, asked)) if steps and source is not None else None
         questions += [one and replace(one, draw=draw) for draw in range(count)]
         every.append(steps)

@@ -48,6 +48,7 @@ def test_credit_keeps_the_precision_of_the_advantages(name):
     texts = {"looking": "looking(threshold=0.1, gain=1.0)", "position_bonus": "position_bonus(gamma=0.1, slope=1.0)"}
     texts |= {"merged_turns": "merged_turns(history=0)"}
     texts |= {name: f"{name}(by='b')" for name in ("marked_steps", "mark_return", "mark_gae", "share_gae", "vine_gae")}
+    texts |= {"thought_rewards": "thought_rewards(by='b')"}
     texts |= {"process_reward": "process_reward(alpha=1.0)"}
     of_turns = {"turn": TREE * 0, "state": TREE, "action": TREE, "call": TREE, "answer_gain": of_tokens}
     raw = {"raw": torch.zeros(4, 1).double(), "names": ("b",), "segment": TREE * 0}
@@ -355,6 +356,20 @@ def test_all_steps_that_a_judge_marks_are_blamed():
     assert praised == near(made)  # a step that is right earns nothing
     unmarked = credit("marked_steps(by='b')", [1.0, 0, 0], plain([4, 2, 2]), marks=0 * marks)
     assert (unmarked[0] > 0).all() and unmarked[0].unique().numel() == 1  # GRPO over tokens
+
+
+def test_a_thought_is_charged_once_and_what_a_wrong_answer_did_not_take_up_is_not_blamed():
+    """TP-GRPO, arXiv:2507.23317: a right answer of advantage 1 in a group half right, alpha 1: 1 and .5 in its marked
+    thought, however many steps that has; a wrong one -1 in its marked thought, 0 elsewhere."""
+    marks = torch.tensor([[0, -1, -1, 0], [0, 0, -1, 0]]).double()
+    given = {"marks": marks, "values": torch.tensor([1.0, 0.0]).double()}
+    made = credit("thought_rewards(by='b')", [1.0, -1.0], plain([4, 4]), **given)
+    assert made == near([[1, 0.5, 0.5, 1], [0, 0, -1, 0]])
+    less = credit("thought_rewards(by='b', alpha=0.2)", [1.0, -1.0], plain([4, 4]), **given)
+    assert less == near([[1, 0.9, 0.9, 1], [0, 0, -1, 0]])
+    given["values"] = torch.zeros(2).double()  # none is right: nothing but what was taken up
+    unsolved = credit("thought_rewards(by='b')", [0.5, -0.5], plain([4, 4]), **given)
+    assert unsolved == near([[0, 0.5, 0.5, 0], [0, 0, -0.5, 0]])
 
 
 def test_marks_are_summed_to_the_end_of_the_row():

@@ -185,6 +185,7 @@ OFFLINE = {"by_category", "likelihood", "reward_gradient", "reference_divergence
 OFFLINE |= {
     "marked_steps",
     "mark_return",
+    "thought_rewards",
     "mark_gae",
     "share_gae",
     "prefix_value",

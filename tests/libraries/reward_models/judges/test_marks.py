@@ -11,9 +11,11 @@ from mmgrpo.types import Prompt, Text
 from reward_models.judges import question, thoughts
 from reward_models.judges.thoughts import (
     aligned,
+    judge_own_errors,
     judge_phrases,
     judge_wrong_steps,
     numbers_after,
+    own_error_remarks,
     phrase_remarks,
     phrases_in,
     step_places,
@@ -58,6 +60,28 @@ def test_a_step_is_wrong_by_the_vote_of_the_critiques(judged, vote, count, wrong
     [said] = step_remarks(device="cpu", **given)([PROMPT], [Text(SOLUTION)])
     places = [(0, 5), (5, 12), (12, 19), (19, 24)]  # up to where the next begins; the end token belongs to the last
     assert said == {"marks": [(*places[number - 1], -1.0) for number in wrong]}
+
+
+def test_a_solution_is_read_by_what_it_says_of_itself(judged):
+    """TP-GRPO, arXiv:2507.23317: of a right one the steps that it corrects, of a wrong one those its answer takes up;
+    the judge sees the reference answer of neither."""
+    seen: list[str] = []
+
+    def answer(text: str, draw: int) -> str:
+        seen.append(text)
+        return "Wrong steps: 2" if "whose answer is right" in text else "Wrong steps: 1, 4"
+
+    judged(answer)
+    right, wrong = Text("one\n\ntwo\n\nwait\n\n</think><answer>2</answer>"), Text("one\n\ntwo\n\n</think>\n\nsix")
+    prompts = [Prompt("1+1?", "p", "2"), Prompt("1+1?", "p", "1 and 1 is 2")]
+    assert judge_own_errors(prompts, [right, wrong], judge="") == [0.75, 0.5]
+    assert "looks back at itself" in seen[0] and "Its answer:\nsix" in seen[1]
+    assert not any("1 and 1 is 2" in text for text in seen)
+    said = own_error_remarks(judge="", device="cpu")(prompts, [right, wrong])
+    assert said[0] == {"marks": [(5, 10, -1.0)]}
+    assert [one[2] for one in said[1]["marks"]] == [-1.0, -1.0] and said[1]["marks"][0][:2] == (0, 5)
+    with pytest.raises(ValueError, match="judge_own_errors.*'maths'"):
+        scorer("judge_own_errors(judge=\"vlm(model='m')\", rule='maths')")
 
 
 def test_marks_are_those_of_the_text_without_what_the_template_wrote(judged):
