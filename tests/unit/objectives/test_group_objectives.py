@@ -49,6 +49,7 @@ def test_gvpo_numbers(sums, rewards, expected):
 def test_rebel_number():
     batch = group([0.2, -0.1], [1.0, 0.0])  # (.3 - 1)^2 = .49
     assert total(preference.regression_pair(**batch), batch).item() == pytest.approx(0.49)
+    assert total(preference.regression_pair(**batch, eta=2.0), batch).item() == pytest.approx(0.85**2)  # .15 - 1
 
 
 def test_reg_grpo_number():
