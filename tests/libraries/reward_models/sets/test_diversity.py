@@ -111,7 +111,7 @@ def test_text_novelty_is_one_minus_the_mean_bleu_of_both_directions():
     assert text_novelty(*of([" ".join(same)])) == [0.0]
     made = text_novelty(*of([" ".join(same), " ".join(same), " ".join(other)]))
     assert made == pytest.approx([(1 - wanted) / 2, (1 - wanted) / 2, 1 - wanted])
-    # the first three words: all of theirs are there, at the brevity of 3 for 6; the other way 4/7, 3/6, 2/5, 1/4 and 1/3
+    # the first three words: all of theirs are there, at the brevity of 3 for 6; else 4/7, 3/6, 2/5, 1/4 and 1/3
     way = math.exp(
         sum(w * math.log(p) for w, p in zip(diversity.BLEU, (4 / 7, 3 / 6, 2 / 5, 1 / 4, 1 / 3), strict=True))
     )
