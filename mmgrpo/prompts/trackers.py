@@ -280,7 +280,7 @@ def keep_rate(keep_rate: float, seen: Seen, *, least: Annotated[float, POSITIVE_
 
 @block(TRACKERS, level="group")
 @keeps(last_score=0.0)
-def last_score(last_score: float, seen: Seen, *, reward: Annotated[int, COUNT_OR_ZERO] = 1) -> dict[str, float]:
+def last_score(last_score: float, seen: Seen, *, reward: Annotated[int, COUNT_OR_ZERO] = 0) -> dict[str, float]:
     """The mean of what one reward of the run, the one of this number from 0, gave to the prompt's samples at its last
     visit (for the sampler ``promotion``)."""
     if seen.scores is None:

@@ -73,7 +73,7 @@ def test_moments_of_rewards_are_those_of_all_that_were_scored():
 def test_the_last_score_of_one_reward_is_its_mean_over_what_it_scored():
     values = torch.tensor([[1.0, 0.5], [0.0, math.nan], [0.0, 0.25]], dtype=torch.float64)
     rows = replace(seen([1.0, 0.0, 0.0]), scores=values)
-    assert step("last_score", rows, last_score=9.0) == {"last_score": 0.375}
+    assert step("last_score(reward=1)", rows, last_score=9.0) == {"last_score": 0.375}
     assert step("last_score(reward=0)", rows)["last_score"] == pytest.approx(1 / 3)
     assert step("last_score", replace(rows, scores=values * math.nan), last_score=0.5) == {"last_score": 0.5}
     assert step("last_score", seen([1.0], offline=True), last_score=0.5) == {"last_score": 0.5}
