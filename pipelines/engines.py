@@ -139,7 +139,7 @@ def end_engine(policy: Any) -> None:
 
 def config_on(config: Config, device: str) -> Config:
     """The configuration of an engine's own copy of the model, which never trains, and reads prompts as they come."""
-    apart: dict[str, Any] = {"device": device, "gradient_checkpointing": False}
+    apart: dict[str, Any] = {"device": device, "gradient_checkpointing": False, "offload_activations": False}
     if "forget_encoders" in vars(config.model):
         apart["forget_encoders"] = False
     return replace(config, model=replace(config.model, **apart))

@@ -64,6 +64,8 @@ class ModelOptions:
     """auto (accelerate's choice), cpu, cuda, one GPU of several (cuda:1), mps, xpu or npu."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory for about a third more time."""
+    offload_activations: Annotated[bool, needs("model.gradient_checkpointing")] = False
+    """Keep what the blocks recompute from, their inputs, in the memory of the host until the backward pass."""
     allow_pickle: bool = False
     """Read weights from pickles (pytorch_model.bin) where a checkpoint has no safetensors. torch then unpickles tensors
     only (weights_only=True), but a pickle is a program, and a gap in that restriction would run it: convert instead."""

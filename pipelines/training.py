@@ -18,6 +18,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from mmgrpo.config.names import nearest
+from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.products import by_onednn
 from mmgrpo.runtime.sharding import exchanged
 from mmgrpo.types import Reference
@@ -83,6 +84,8 @@ class Training:
     """Adapters to begin with."""
     sharded: bool = False
     """The network stays on the CPU until it is sharded, since it may not fit a device whole."""
+    offload_activations: bool = False
+    """The inputs of blocks that recompute wait for the backward pass in the memory of the host."""
 
     @staticmethod
     def of(
@@ -110,6 +113,7 @@ class Training:
             allow_pickle=options.allow_pickle,
             lora=ExistingLora.of(options, names),
             sharded=shard == "full" and training and int(os.environ.get("WORLD_SIZE", "1")) > 1,
+            offload_activations=options.offload_activations and training,
         )
 
     @property
@@ -258,6 +262,8 @@ def make_trainable(
             network.gradient_checkpointing_enable({"use_reentrant": False})
         else:  # a model of diffusers
             network.enable_gradient_checkpointing()
+        if training.offload_activations:
+            offload_inputs(network)
     if torch.device(training.device).type == "cpu":
         by_onednn(network)
     return reference
@@ -374,6 +380,44 @@ class InEvaluation:
                 self.layer.training = True
 
         return self.checkpoint(computed, *inputs)
+
+
+def offload_inputs(network: nn.Module) -> None:
+    """Let the inputs of blocks that recompute activations wait for the backward pass in the memory of the host."""
+    found = [one for one in network.modules() if getattr(one, "_gradient_checkpointing_func", None) is not None]
+    if not found:
+        raise ValueError(
+            f"model.offload_activations: got true, expected false, since {type(network).__name__} recomputes blocks "
+            "in a way of its own"
+        )
+    for module in found:
+        checkpoint: Any = module._gradient_checkpointing_func
+        module._gradient_checkpointing_func = Offloading(checkpoint)  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Offloading:
+    """The function that checkpoints a block, whose inputs are kept on the host; what it computes from them is not."""
+
+    checkpoint: Callable[..., Any]
+
+    def __call__(self, forward: Callable[..., Any], *inputs: Any) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(to_host, from_host):
+            return self.checkpoint(forward, *inputs)
+
+
+def to_host(value: torch.Tensor) -> torch.Tensor | tuple[torch.device, torch.Tensor]:
+    """A copy on the host, and the device; what has no gradient, as what all blocks are given alike, stays as it is.
+    Nobody waits for the copy, since the way back is in the same queue."""
+    if value.device.type == "cpu" or value.is_leaf:
+        return value
+    kept = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+    return value.device, kept.copy_(value.detach(), non_blocking=value.is_cuda)
+
+
+def from_host(kept: torch.Tensor | tuple[torch.device, torch.Tensor]) -> torch.Tensor:
+    """What ``to_host`` was given."""
+    return kept if isinstance(kept, torch.Tensor) else put(kept[1], kept[0])
 
 
 WAITING: WeakSet[nn.Module] = WeakSet()

@@ -34,7 +34,7 @@ FREE_ON_RESUME = frozenset(
         *("groups_kept", "eval.every", "eval.patience", "eval.batch_size", "eval.groups", "data.stream"),
         *("optim.lr", "optim.weight_decay", "optim.max_grad_norm", "optim.max_nonfinite_steps"),
         *("optim.micro_batch_size", "sampling.forward_batch_size", "sampling.logits_chunk_size"),
-        "model.gradient_checkpointing",
+        *("model.gradient_checkpointing", "model.offload_activations"),
         *("distributed.shard", "distributed.replicate", "distributed.rollout_weights", "distributed.sequence"),
         *("rollout.engine", "rollout.url", "rollout.token_file", "rollout.timeout", "rollout.patience"),
         *("rollout.max_gap", "rollout.memory", "rollout.sleep", "rollout.eager"),

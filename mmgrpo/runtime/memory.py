@@ -14,8 +14,8 @@ divide a copy of the model (``distributed.shard`` full; else N = 1), in bytes
     activations    the most that is alive in the backward pass of a micro batch: inputs and outputs of the matrices of
                    all blocks, at the positions of the output or of the prompt, and gradients (``peak``), divided by
                    distributed.sequence, whose processes have a part of the positions each; with
-                   model.gradient_checkpointing the inputs of the blocks, and one block; of tokens also the logits of
-                   sampling.logits_chunk_size positions
+                   model.gradient_checkpointing the inputs of the blocks (of one with model.offload_activations), and
+                   one block; of tokens also the logits of sampling.logits_chunk_size positions
     cache          keys and values of language models: of the completions of a rollout on this process, or of
                    sampling.draw_batch_size that are drawn at a time, and of prompts once per group, or where nothing is
                    shared (sampling.share_prefix, windows) once per completion
@@ -274,10 +274,11 @@ def _activations(
     longest = getattr(config.sampling, "max_tokens", 0)
     rows = min(config.optim.micro_batch_size, samples * getattr(config.sampling, "steps", 1)) * passes
     checkpointed = getattr(config.model, "gradient_checkpointing", False)
+    offloaded = getattr(config.model, "offload_activations", False)
     if not longest and not {"height", "width"} <= vars(config.model).keys():
         return {}  # audio of a length that the headers do not say
     if not longest:
-        numbers = peak(folder, places_of(folder, config, given), adapted, checkpointed)
+        numbers = peak(folder, places_of(folder, config, given), adapted, checkpointed, offloaded)
         return {"activations": numbers * rows * compute / together}
     layers = inside.get("num_hidden_layers") or inside.get("decoder_layers", 0)
     heads = inside.get("num_attention_heads") or inside.get("decoder_attention_heads", 1)
@@ -291,15 +292,16 @@ def _activations(
     share = prompts / rows
     completion = 1.0 if checkpointed else longest / (longest + prompt * share)
     places = Places(longest + prompt * share, inside.get("max_source_positions", 0) * share, at_once=completion)
-    numbers = peak(folder, places, adapted, checkpointed) + keys * (longest + prompt) * (not checkpointed)
+    numbers = peak(folder, places, adapted, checkpointed, offloaded) + keys * (longest + prompt) * (not checkpointed)
     logits = LOGITS * min(config.sampling.logits_chunk_size, rows * longest) * inside.get("vocab_size", 0)
     return {"activations": numbers * rows * compute / together + logits, "cache": cache * compute}
 
 
-def peak(folder: Folder, places: Places, adapted: Sequence[str], checkpointed: bool) -> float:
+def peak(folder: Folder, places: Places, adapted: Sequence[str], checkpointed: bool, offloaded: bool = False) -> float:
     """The most numbers of one sample that are alive in a backward pass: what the network keeps for it, and the
     gradients of a moment (``Block``). With ``checkpointed`` only the inputs of its blocks are kept, and one block,
-    which is computed again. ``adapted`` are the layers with adapters; none: all weights train.
+    which is computed again; with ``offloaded`` the inputs of that block alone. ``adapted`` are the layers with
+    adapters; none: all weights train.
 
     Of a matrix the output is kept, and its input where it trains (of queries, keys and values once); before the first
     matrix of a branch what its norm is of, and what the norm's result is scaled from; of normalized queries and keys
@@ -349,7 +351,11 @@ def peak(folder: Folder, places: Places, adapted: Sequence[str], checkpointed: b
             block.others += count * numbers
     if checkpointed:
         again = max((one.most for one in blocks.values()), default=0.0)
-        return outside + sum(inputs.values()) + again * places.at_once
+        blocks_inputs = defaultdict[str, float](float)
+        for name, numbers in inputs.items():
+            blocks_inputs[name.partition(" ")[0]] += numbers
+        kept = max(blocks_inputs.values(), default=0.0) if offloaded else sum(blocks_inputs.values())
+        return outside + kept + again * places.at_once
     moment = max((one.most - one.kept for one in blocks.values()), default=0.0)
     return outside + waiting + sum(one.kept for one in blocks.values()) + moment * places.at_once
 

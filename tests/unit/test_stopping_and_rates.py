@@ -120,19 +120,21 @@ def test_work_that_may_be_left_anywhere_does_not_begin_after_a_signal():
 def test_every_option_of_a_model_reaches_its_training():
     changed = {"lora_rank": 3, "lora_alpha": 5.0, "lora_targets": ["to_q"], "dtype": "bfloat16", "quantize": "4bit"}
     changed["allow_pickle"] = True
-    options = ModelOptions(**changed, gradient_checkpointing=True)
+    again = {"gradient_checkpointing": True, "offload_activations": True}
+    options = ModelOptions(**changed, **again)
     training = Training.of(options, seed=7, device="cuda:1", weights="w")
     assert {f.name: getattr(training, f.name) for f in fields(Training)} == {
         **changed,
         "lora_targets": ("to_q",),
-        "gradient_checkpointing": True,
+        **again,
         "lora_seed": 7,
         "device": "cuda:1",
         "weights": "w",
         "sharded": False,
         "lora": None,
     }
-    assert not Training.of(options, seed=7, device="cpu", training=False).gradient_checkpointing
+    sampling = Training.of(options, seed=7, device="cpu", training=False)
+    assert not sampling.gradient_checkpointing and not sampling.offload_activations
 
 
 def test_a_grid_without_a_time_shift_has_the_shift_one():
