@@ -25,7 +25,6 @@ from tqdm import tqdm
 
 from mmgrpo.config.settings import Optim
 from mmgrpo.evaluation import EvalSettings, Evaluation, evaluate, sections, title_of
-from mmgrpo.progress_bar import progress_bar
 from mmgrpo.prompts.drawing import PromptOrder
 from mmgrpo.prompts.ledger import TrainingPrompts
 from mmgrpo.randomness import stream
@@ -38,10 +37,11 @@ from mmgrpo.runtime.averaging import InitialWeights
 from mmgrpo.runtime.distributed import largest, sum_gradients
 from mmgrpo.runtime.finite import NotFinite, refuse_skipped, refuse_tensors
 from mmgrpo.runtime.metrics import Tally, peak_memory_gib
-from mmgrpo.runtime.optimizers import make_optimizer
+from mmgrpo.runtime.optimizers import make_optimizer, set_rate
 from mmgrpo.runtime.progress import Interrupted, Interruption
+from mmgrpo.runtime.progress_bar import progress_bar
 from mmgrpo.runtime.saved_model import write_model
-from mmgrpo.runtime.sharding import whole, whole_state
+from mmgrpo.runtime.sharding import clip_gradients, whole_state
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.context import report
 from mmgrpo.types import Policy, Prompt
@@ -251,8 +251,7 @@ class Trainer:
         """
         started, on_policy = time.perf_counter(), not self.moved
         lr, self.loss = learning_rate(self.optim, self.step, self.steps), self.hyperparameters(self.step).loss
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr * group.get("rate", 1.0)
+        set_rate(self.optimizer, lr)
         self.optimizer.zero_grad()
         trainable, tally = int((batch.host.loss_mask & rows[:, None]).sum()), Tally()
         settings: Any = {"micro_batch_size": self.optim.micro_batch_size, "accelerator": self.accelerator}
@@ -260,8 +259,7 @@ class Trainer:
             tally = accumulate_gradients(self.policy, batch, rows, self.loss, on_policy=on_policy, **settings)
             parameters = list(self.trained.values())
             sum_gradients(parameters, self.accelerator)
-            limit = self.optim.max_grad_norm or math.inf
-            tally.add("grad_norm", whole(torch.nn.utils.clip_grad_norm_(parameters, limit)))
+            tally.add("grad_norm", clip_gradients(parameters, self.optim.max_grad_norm))
         sums, ratio_gap = tally.summed(self.loss.tallied, self.accelerator)
         norm = sums.pop("grad_norm", 0.0)
         finite = math.isfinite(norm) and math.isfinite(sums["loss"])

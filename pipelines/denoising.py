@@ -206,7 +206,7 @@ def policy_over(
     from mmgrpo.policies.boundaries import Boundaries
     from mmgrpo.policies.denoising import DenoisingPolicy
     from mmgrpo.policies.exploring import Exploration
-    from mmgrpo.policies.flow_matching import FlowMatchingPolicy, Matching
+    from mmgrpo.policies.flow_matching import FlowMatchingPolicy, Matching, Views
     from mmgrpo.policies.neighbors import NeighborPolicy
 
     sampling = config.sampling
@@ -226,7 +226,7 @@ def policy_over(
             ),
             solver=sampling.solver,
             draw_dtype=sampling.draw_dtype,
-            referring=referring,
+            views=Views(arguments.pop("drawing"), arguments.pop("evaluation"), referring),
             exploration=(
                 Exploration(sampling.explore_steps, sampling.explore_keep) if sampling.explore_steps else None
             ),

@@ -23,7 +23,7 @@ from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import Family, families, family
 from mmgrpo.policies.boundaries import Boundaries
 from mmgrpo.policies.exploring import Exploration
-from mmgrpo.policies.flow_matching import FlowMatchingPolicy, Matching
+from mmgrpo.policies.flow_matching import FlowMatchingPolicy, Matching, Views
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_passes import Memory
 from mmgrpo.policies.walks import walk_of
@@ -91,6 +91,9 @@ def matching_policy_over(
     boundaries: bool = False,
     least_level: float = 0.0,
     forward_batch_size: int = 1024,
+    drawing: Any = None,
+    evaluation: Any = None,
+    referring: Any = None,
     **settings: Any,
 ) -> FlowMatchingPolicy:
     """A policy over drawn noise levels; further settings are its own."""
@@ -100,6 +103,7 @@ def matching_policy_over(
         exploration=Exploration(explore_steps, explore_keep) if explore_steps else None,
         boundaries=Boundaries(least_level) if boundaries else None,
         forward_batch_size=forward_batch_size,
+        views=Views(drawing, evaluation, referring),
         **settings,
     )
 

@@ -193,6 +193,21 @@ def logit_normal_steps(levels: int, draws: int, generator: torch.Generator) -> I
     return ((1 - level) * levels).long().clamp(0, levels - 1)
 
 
+@dataclass(frozen=True)
+class Views:
+    """The network of a policy with other inputs than those of which its errors are; None: with the same."""
+
+    drawing: DenoisingModel | None = None
+    """By which rollouts are drawn, with another scale of guidance."""
+    evaluation: DenoisingModel | None = None
+    """By which evaluation samples are drawn, also in another size."""
+    referring: DenoisingModel | None = None
+    """Of which the errors of the reference are; with ``boundaries`` it makes the clean estimates with guidance."""
+
+
+SAME = Views()
+
+
 class FlowMatchingPolicy:
     """Samples with the ODE and scores with the flow-matching error at sampled noise levels."""
 
@@ -213,29 +228,25 @@ class FlowMatchingPolicy:
         evaluation_steps: int,
         forward_batch_size: int,
         device: torch.device | str = "cpu",
-        drawing: DenoisingModel | None = None,
-        evaluation: DenoisingModel | None = None,
-        referring: DenoisingModel | None = None,
+        views: Views = SAME,
         solver: str = "euler",
         exploration: Exploration | None = None,
         boundaries: Boundaries | None = None,
         draw_dtype: str = "",
     ) -> None:
-        """``drawing`` and ``evaluation`` are the same network with other inputs (another scale of guidance; evaluation
-        also another size), by which rollouts and evaluation samples are drawn; errors are those of ``model``, and of
-        the reference those of ``referring``, which with ``boundaries`` makes the clean estimates with guidance.
-        ``solver`` (``euler`` or ``dpmpp_2m``) draws the rollouts, in the precision ``draw_dtype``, or what exploration
-        compares of them; empty: that of the model."""
+        """``solver`` (``euler`` or ``dpmpp_2m``) draws the rollouts, in the precision ``draw_dtype``, or what
+        exploration compares of them; empty: that of the model."""
         self.model = model
         self.network, self.networks = model.network, Networks(model)
         self.settings: Any = None
         self.device = torch.device(device)
         self.grid = model.grid(steps).to(self.device)
-        self.evaluation_grid = (evaluation or model).grid(evaluation_steps).to(self.device)
+        self.evaluation_grid = (views.evaluation or model).grid(evaluation_steps).to(self.device)
         self.solver = Solver(model, forward_batch_size, self.device)
-        self.drawing = Solver(drawing, forward_batch_size, self.device) if drawing else self.solver
-        self.evaluation = Solver(evaluation, forward_batch_size, self.device) if evaluation else self.solver
-        self.referring = Solver(referring, forward_batch_size, self.device) if referring else self.solver
+        self.drawing, self.evaluation, self.referring = (
+            Solver(other, forward_batch_size, self.device) if other else self.solver
+            for other in (views.drawing, views.evaluation, views.referring)
+        )
         self.multistep = solver == "dpmpp_2m"
         self.engine: TrajectoryDrawer | None = None
         self.draw_dtype = draw_dtype
@@ -243,7 +254,7 @@ class FlowMatchingPolicy:
         self.draws, self.draws_per, self.times = matching.draws, matching.per, matching.times
         self.exploration, self.boundaries = exploration, boundaries
         if exploration:
-            self.explore_grid = (drawing or model).grid(exploration.steps).to(self.device)
+            self.explore_grid = (views.drawing or model).grid(exploration.steps).to(self.device)
             self.fields = self.fields | {"explored_reward"}
             if self.multistep:
                 raise ValueError(

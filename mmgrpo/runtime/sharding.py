@@ -19,6 +19,7 @@ Gradients are summed and not averaged, in fp32: the weights of the loss sum to o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -183,6 +184,11 @@ def local(tensor: Tensor) -> Tensor:
 def whole(tensor: Tensor) -> Tensor:
     """A tensor made whole; where it is a shard, all processes must call."""
     return tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[operator]
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], most: float) -> Tensor:
+    """Scale gradients down to a norm of ``most`` (0: of any size); their norm before, whole."""
+    return whole(nn.utils.clip_grad_norm_(parameters, most or math.inf))
 
 
 def like(value: Tensor, parameter: Tensor) -> Tensor:

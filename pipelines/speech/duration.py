@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from mmgrpo.config.names import nearest
 from mmgrpo.files import write_tensors, write_text
-from mmgrpo.progress_bar import progress_bar
 from mmgrpo.randomness import derive, stream
 from mmgrpo.runtime.devices import put
+from mmgrpo.runtime.progress_bar import progress_bar
 from mmgrpo.runtime.weight_files import read_object
 from mmgrpo.types import Audio, Prompt, Reference
 from pipelines.pretrained import reading

@@ -198,6 +198,28 @@ def test_inside_the_core_no_arrow_runs_up():
     assert max(floors, key=floors.__getitem__) == "cli"
 
 
+def test_the_core_stays_small():
+    """Modules at the root of ``mmgrpo/``, lines of the trainer, and parameters of constructors."""
+    assert len([module for module in MODULES if Path(module).parent == Path("mmgrpo")]) <= 14
+    assert len((ROOT / "mmgrpo/trainer.py").read_text().splitlines()) <= 350
+    large = {
+        f"{module}: {one.name}": count
+        for module, tree in TREES.items()
+        if module == "mmgrpo/trainer.py" or module.startswith("mmgrpo/policies/")
+        for one in ast.walk(tree)
+        if isinstance(one, ast.ClassDef)
+        for count in [parameters_of(one)]
+        if count > (10 if one.name == "Trainer" else 12)
+    }
+    assert large == {}
+
+
+def parameters_of(kind: ast.ClassDef) -> int:
+    """How many parameters the constructor that a class writes has, without ``self``."""
+    made = [one.args for one in kind.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
+    return max((len([*one.posonlyargs, *one.args, *one.kwonlyargs]) - 1 for one in made), default=0)
+
+
 def room_arrows(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
     """From each room of the core to the rooms that it imports anywhere, also in functions and for types. A room is a
     folder of ``mmgrpo/`` or a file at its root; ``mmgrpo/__init__.py`` is the door to the API and none."""
