@@ -85,6 +85,8 @@ def test_dance_grpo_trains_nine_of_sixteen_steps():
     # int(15 * 0.6) = 9
     plan = one("random_subset(fraction=0.6)", steps=16, group_size=12)
     assert plan.trained_per_row == 9 and plan.trained_edges == 108 and plan.roots == 1
+    trained = plan.loss_mask(seeded())
+    assert trained.sum(1).tolist() == [9] * 12 and len(trained.unique(dim=0)) > 1, "every row draws its own"
 
 
 def test_one_step_branches_train_with_one_forward_per_root():
