@@ -45,7 +45,7 @@ DATA = ("chord", "chord_phi", "rmt", "hc_grpo")
 """Their data sets have solutions."""
 TEACHERS = ("rto", "opd", "va_opd", "tgdpo")
 STEPS = ("treerpo", "vineppo", "clip_delta", "text2grad", "subpo", "tw_grpo", "gigpo", "igpo", "turn_ppo", "sepo")
-STEPS += ("polychromic_ppo",)
+STEPS += ("polychromic_ppo", "archer")
 """They need sampling of their own: trees, states of texts, turns, divergences, tokens given all others."""
 BUNDLES = {"risk_po": "sums over bundles of five prompts: their noise hides what a sample earned"}
 PUSHED = {"w_reinforce": "good samples count a tenth of bad ones, and what is pushed away goes without a bound"}

@@ -77,6 +77,10 @@ CHANGES = {
 and the reward that numbers what samples do."""
 
 
+UNTAUGHT = ("archer",)
+"""Their critic says 0 of every sample until it has learned from a first round."""
+
+
 def policy_of(kind: str, preset: str) -> Policy:
     if kind == "gaussian":
         completes = "step_rewards" in algorithm_blocks(preset)["advantages"].fields
@@ -154,7 +158,8 @@ def test_a_preset_trains_the_policies_that_it_is_made_for(kind, preset, tmp_path
     for line in lines:
         # A number that is not finite is written as null.
         assert all(value is not None and math.isfinite(value) for value in line.values()), line
-        assert line["grad_norm"] > 0 and line["decisions"] > 0 and line["skipped"] == 0
+        assert line["grad_norm"] > 0 or (preset in UNTAUGHT and line["step"] == 1)
+        assert line["decisions"] > 0 and line["skipped"] == 0
         assert line["ratio/first_minus_one"] < 1e-5
     after = torch.cat([p.detach().flatten() for p in made.trained.values()])
     assert bool(after.isfinite().all()) and not torch.equal(before, after)
