@@ -6,8 +6,8 @@ action_value(...)`` with the credit ``action_value``.
 It reads the state behind every token, and before the prompt tau: other prompts with what the policy answered, by which
 it can tell whose values it gives. Its head begins as 0.
 
-    on_draw   the field ``action_value``
-    on_rows   the value of the last action is the sample's reward, where a run has no other
+    on_draw   room for the field ``action_value``
+    on_rows   its values; that of the last action is the sample's reward, where a run has no other
     learn     the squared error of the values, while it is trained
     move      no step of the policy while it is trained alone
 """
@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.advantages.gae import advantages, at_last
@@ -35,7 +35,7 @@ from mmgrpo.rounds.judging import text_of, with_values
 from mmgrpo.rounds.rows import refuse_unstoring, unpacked
 from mmgrpo.rounds.values import HIDDEN, Places, ValueNetwork
 from mmgrpo.runtime.checkpoint import load_checkpoint
-from mmgrpo.runtime.distributed import gather_rows
+from mmgrpo.runtime.distributed import gather_rows, gather_texts
 from mmgrpo.runtime.networks import is_action_value
 from mmgrpo.types import GIVEN, OWN, Batch, Decisions, Prompt, Record, Request, Rollout, Storing
 
@@ -45,14 +45,21 @@ def longer(record: Record) -> Record:
     return {name: torch.cat([value, value[-1:]]) if value.dim() else value for name, value in record.items()}
 
 
-def shown(rollout: Rollout, row: int, count: int, generator: torch.Generator) -> str:
-    """``count`` other prompts of a rollout with an answer to each, drawn; of the row's own where there is no other."""
-    keys = rollout.decisions.keys["prompt"].tolist()
-    others = [other for other, key in enumerate(keys) if key != keys[row]]
-    others = others or [other for other in range(len(keys)) if other != row]
+@dataclass(frozen=True)
+class Trajectory:
+    """A question of a round and what the policy answered, on whatever rank."""
+
+    place: int
+    """Among the gathered rows."""
+    group: int
+    text: str
+
+
+def shown(every: Sequence[Trajectory], place: int, group: int, count: int, generator: torch.Generator) -> str:
+    """``count`` trajectories of other prompts, drawn, before the row at a place; of its own where there is no other."""
+    others = [one for one in every if one.group != group] or [one for one in every if one.place != place]
     chosen = torch.randperm(len(others), generator=generator)[:count].tolist()
-    pairs = [(rollout.prompts[others[place]].text, text_of(rollout, others[place])) for place in chosen]
-    return "".join(f"{question}\n{answer}\n\n" for question, answer in pairs)
+    return "".join(others[number].text for number in chosen)
 
 
 class GlobalValue(Callback):
@@ -65,6 +72,8 @@ class GlobalValue(Callback):
         self.rule, self.name, self.settings = rule, self.network.name, self.network.settings
         self.totals = torch.zeros(0)
         """The rewards of the round as one number."""
+        self.trajectories: list[Trajectory] = []
+        """Those of the round, of all ranks."""
 
     def attach(self, run: Run) -> None:
         text, rewards = self.rule.text, {one.name for one in run.scorers}
@@ -97,31 +106,40 @@ class GlobalValue(Callback):
         self.network.load(None, read.tensors[self.key])
 
     def on_draw(self, run: Run, rollout: Rollout) -> Rollout:
+        """Room for the values, which are read once the whole round is there."""
         decisions = rollout.decisions
-        read, mask = self._read(run, rollout), decisions.decision_mask
+        room = {"action_value": torch.zeros_like(decisions.log_probs, dtype=torch.float32)}
+        return rollout.with_decisions(replace(decisions, fields={**decisions.fields, **room}))
+
+    def on_rows(self, run: Run, rows: RoundRows) -> None:
+        self.trajectories = _trajectories(run, rows)
+        width = max(part.loss_mask.shape[1] for part in rows.decisions)
+        places, values = [torch.zeros(0, dtype=torch.long)], [torch.zeros(0, width)]
+        for rollout, own in zip(rows.rollouts, rows.places, strict=True):
+            found = self._values(run, rollout, own)
+            places.append(own)
+            values.append(torch.nn.functional.pad(found, (0, width - found.shape[1])))
+        order = gather_rows(torch.cat(places), run.accelerator).cpu().argsort()  # every row once
+        table, first = gather_rows(torch.cat(values), run.accelerator).cpu()[order], 0
+        for place, part in enumerate(rows.decisions):
+            here = table[first : first + part.rows, : part.loss_mask.shape[1]]
+            rows.decisions[place] = replace(part, fields={**part.fields, "action_value": here})
+            if self.settings["reward"]:
+                last, own = at_end(here, part.decision_mask).tolist(), (part.origin == OWN).nonzero()[:, 0].tolist()
+                column, kept = rows.names.index(self.settings["reward"]), [True] * len(rows.names)
+                rows.scores[place] = with_values(rows.scores[place], [(row, last[row]) for row in own], column, kept)
+            first += part.rows
+
+    @torch.no_grad()
+    def _values(self, run: Run, rollout: Rollout, places: Int[Tensor, "B"]) -> Float[Tensor, "B T"]:
+        """Of the actions of a rollout, on the host."""
+        read, mask = self._read(run, rollout, places), rollout.decisions.decision_mask
         found = torch.zeros(mask.shape, device=mask.device)
-        with torch.no_grad(), run.policy.networks(self.name):
+        with run.policy.networks(self.name):
             for part in read.steps.split(behind(mask), run.optim.micro_batch_size):
                 state = run.policy.score(read, part, HIDDEN)["hidden_state"]
                 found[part.rows, part.positions - 1] = self.network(state)[:, 0]
-        return rollout.with_decisions(replace(decisions, fields={**decisions.fields, "action_value": found}))
-
-    def on_rows(self, run: Run, rows: RoundRows) -> None:
-        if not self.settings["reward"]:
-            return
-        given = list[tuple[int, float]]()
-        for rollout, places in zip(rows.rollouts, rows.places, strict=True):
-            decisions = rollout.decisions
-            if "action_value" in decisions.fields:
-                last = _at_end(decisions.fields["action_value"], decisions.decision_mask).tolist()
-                own = [row for row, origin in enumerate(decisions.origin.tolist()) if origin == OWN]
-                given += [(int(places[row]), last[row]) for row in own]
-        table = gather_rows(torch.tensor(given, dtype=torch.float64).reshape(-1, 2), run.accelerator).cpu()
-        column, first = rows.names.index(self.settings["reward"]), 0
-        for place, part in enumerate(rows.scores):
-            here = [(int(row) - first, v) for row, v in table.tolist() if first <= row < first + len(part.values)]
-            rows.scores[place] = with_values(part, here, column, [True] * len(rows.names))
-            first += len(part.values)
+        return found.cpu()
 
     def on_rollout_end(self, run: Run, round_: Round) -> None:
         self.totals = round_.totals
@@ -136,7 +154,8 @@ class GlobalValue(Callback):
         if not self.settings["updates"] or not bool(entries.any()):
             return {}
         total, norm, count = 0.0, 0.0, entries.sum()
-        read = [self._read(run, rollout) for rollout in batch.rollouts]
+        own = zip(batch.rollouts, batch.host.places, strict=True)
+        read = [self._read(run, rollout, places) for rollout, places in own]
         wide = replace(batch, rollouts=read, decisions=_wider(decisions), loss_mask=behind(batch.loss_mask))
 
         def error(at: Places, output: Tensor) -> Tensor:
@@ -159,17 +178,15 @@ class GlobalValue(Callback):
         target = advantages(rewards, value, mask, self.settings["gamma"], self.settings["lam"]) + value
         return target, mask & (~totals.isnan() & (decisions.origin == OWN))[:, None]
 
-    def _read(self, run: Run, rollout: Rollout) -> Rollout:
+    def _read(self, run: Run, rollout: Rollout, places: Int[Tensor, "B"]) -> Rollout:
         """The rows as the network reads them: behind other prompts and answers, and with a place behind the last token.
         The same for the same round."""
-        policy = run.policy
+        policy, every = run.policy, range(rollout.decisions.rows)
         assert isinstance(policy, Storing)
-        every = range(rollout.decisions.rows)
-        keys = rollout.decisions.keys["prompt"].tolist()
         prompts = list[Prompt]()
-        for row in every:
-            generator = stream(run.seed, "trajectories", run.round, keys[row], row - keys.index(keys[row]))
-            text = shown(rollout, row, self.settings["contexts"], generator) if self.settings["contexts"] else ""
+        for row, place, group in zip(every, places.tolist(), rollout.decisions.keys["prompt"].tolist(), strict=True):
+            generator = stream(run.seed, "trajectories", run.round, place)
+            text = shown(self.trajectories, place, group, self.settings["contexts"], generator)
             prompts.append(preceded(rollout.prompts[row], text) if text else rollout.prompts[row])
         records = [longer(record) for record in policy.pack(rollout, every)]
         request = Request((), (), 1, derive(run.seed, self.name, run.round))
@@ -195,9 +212,23 @@ def _wider(decisions: Decisions) -> Decisions:
     return replace(decisions, decision_mask=behind(decisions.decision_mask))
 
 
-def _at_end(value: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B"]:
+def at_end(value: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B"]:
+    """The value of the last action of each row."""
     last = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
     return torch.where(last, value, 0.0).sum(1)
+
+
+def _trajectories(run: Run, rows: RoundRows) -> list[Trajectory]:
+    """Those of the policy in a round, in the order of its rows, so that it does not matter which rank drew them."""
+    heads, texts = list[tuple[int, int]](), list[str]()
+    for rollout, places in zip(rows.rollouts, rows.places, strict=True):
+        decisions = rollout.decisions
+        for row in (decisions.origin == OWN).nonzero()[:, 0].tolist():
+            heads.append((int(places[row]), int(decisions.keys["prompt"][row])))
+            texts.append(f"{rollout.prompts[row].text}\n{text_of(rollout, row)}\n\n")
+    table = gather_rows(torch.tensor(heads, dtype=torch.long).reshape(-1, 2), run.accelerator).tolist()
+    pairs = zip(table, gather_texts(texts, run.accelerator), strict=True)
+    return sorted((Trajectory(place, group, text) for (place, group), text in pairs), key=lambda one: one.place)
 
 
 def callbacks(choices: Choices) -> Sequence[Callback]:

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from mmgrpo.advantages.gae import action_value
-from mmgrpo.rounds.global_value import GlobalValue, longer, shown
+from mmgrpo.rounds.global_value import GlobalValue, Trajectory, longer, shown
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.scoring import Scorer
-from mmgrpo.types import OWN, Request
+from mmgrpo.types import OWN
 from tests.building import algorithm_blocks, attached, killed_and_whole, rounds_of, trainer
 from tests.unit.policies.test_token_policy import PROMPTS, token_policy
 from tests.unit.rounds.test_critic import has_a
@@ -60,7 +60,7 @@ def test_values_are_those_behind_each_token_and_behind_answers_of_the_policy(tmp
     decisions, [rollout] = rounds[0].batch.decisions, rounds[0].rollouts
     found, ids = decisions.fields["action_value"], rollout.steps.ids  # type: ignore[attr-defined]
     made.round -= 1  # contexts are those of the round
-    read = value._read(made, rollout)
+    read = value._read(made, rollout, rounds[0].batch.host.places[0])
     said = [(p.id, f"{p.text}\n{o.text}\n\n") for p, o in zip(rollout.prompts, rollout.outputs, strict=True)]  # type: ignore[union-attr]
     for row, prompt in enumerate(rollout.prompts):
         text = read.prompts[row].text
@@ -161,12 +161,10 @@ def test_a_second_run_learns_from_it_without_a_reward(tmp_path):
 
 def test_a_row_has_a_place_behind_its_last_token_and_no_context_of_its_own():
     assert longer({"ids": torch.tensor([3, 1]), "truncated": torch.tensor(0.0)})["ids"].tolist() == [3, 1, 1]
-    rollout = token_policy().rollout(Request(PROMPTS[:2], [0, 1], 3, 3))
-    for row in range(6):
-        text = shown(rollout, row, 2, torch.Generator().manual_seed(row))
-        assert text.count("\n\n") == 2 and rollout.prompts[row].text not in text
-    alone = token_policy().rollout(Request(PROMPTS[:1], [0], 2, 3))
-    assert shown(alone, 0, 5, torch.Generator()) == f"{PROMPTS[0].text}\n{alone.outputs[1].text}\n\n"  # type: ignore[union-attr]
+    every = [Trajectory(place, place // 3, f"{place} ") for place in range(6)]
+    drawn = {shown(every, 1, 0, 2, torch.Generator().manual_seed(seed)) for seed in range(20)}
+    assert drawn == {f"{one} {other} " for one in (3, 4, 5) for other in (3, 4, 5) if one != other}
+    assert shown(every[:2], 0, 0, 5, torch.Generator()) == "1 "
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from mmgrpo.prompts.drawing import PromptOrder
 from mmgrpo.runtime.distributed import gather_texts, largest
 from mmgrpo.scoring import Scorer
 from mmgrpo.trainer import Trainer
-from mmgrpo.types import Answer, Image, Media, Output, Prompt, Turn
+from mmgrpo.types import Answer, Image, Media, Output, Prompt, Request, Turn
 from mmgrpo.update import LossRecipe
 from pipelines.readable import filter_readable
 from tests.building import algorithm_blocks, load, matching_policy_over, misses, module, near_one, recipe, trainer
@@ -271,6 +271,50 @@ def turn_values(folder: Path, accelerator: Accelerator) -> Trainer:
     return run(folder, prompts_per_step=2, steps=3, lr=1e-3, accelerator=accelerator)
 
 
+def values_of_actions(folder: Path, accelerator: Accelerator) -> Trainer:
+    """Values of actions that are learned in the first round, behind other completions of the policy."""
+    from tests.unit.rounds.test_global_value import run
+
+    return run(folder, prompts_per_step=2, steps=3, lr=1e-3, accelerator=accelerator)
+
+
+def values_of_evaluations(folder: Path, accelerator: Accelerator) -> Trainer:
+    """A critic of what the reference would do next, by which evaluations are ranked."""
+    from tests.unit.rounds.test_q_values import run
+
+    return run(folder, prompts_per_step=2, steps=3, lr=1e-3, accelerator=accelerator)
+
+
+def discriminated(folder: Path, accelerator: Accelerator) -> Trainer:
+    """A discriminator of samples and answers."""
+    from tests.unit.rounds.test_discriminator import made
+
+    return made(folder, prompts_per_step=4, steps=3, accelerator=accelerator)
+
+
+def playing(folder: Path, accelerator: Accelerator) -> Trainer:
+    """Questions, answers and verdicts of the policy about documents."""
+    from tests.unit.test_self_play import run
+
+    def said(prompt: Prompt, drawn: Output) -> str:
+        if "Ask a question" in prompt.text:
+            return "<question>what</question><answer>b</answer>"
+        heads = crc32(drawn.text.encode()) % 2  # type: ignore[union-attr]
+        return ("yes", "no")[heads] if "Proposed answer" in prompt.text else ("b", "x")[heads]
+
+    made = run(folder, None, clusters=4, steps=3, accelerator=accelerator)
+    policy: Any = made.policy
+    draw = policy.rollout
+
+    def rollout(request: Request) -> Any:
+        found = draw(request)
+        texts = map(said, found.prompts, found.outputs)
+        return replace(found, outputs=[replace(one, text=text) for one, text in zip(found.outputs, texts, strict=True)])
+
+    policy.rollout = rollout
+    return made
+
+
 def rubrics(folder: Path, accelerator: Accelerator) -> Trainer:
     """A rubric that is written anew after every round, of proposals whose order it tells."""
     from tests.unit.test_judging import SCORED, echo, nothing, prompts
@@ -357,6 +401,10 @@ CASES: dict[str, Callable[[Path, Accelerator], Trainer]] = {
     "in windows": in_windows,
     "turn values": turn_values,
     "rubrics": rubrics,
+    "values of actions": values_of_actions,
+    "values of evaluations": values_of_evaluations,
+    "discriminated": discriminated,
+    "playing": playing,
     "rewarded": rewarded,
     "pictured": pictured,
     "stopped early": stopped_early,

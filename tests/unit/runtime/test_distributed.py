@@ -27,7 +27,10 @@ from tests.processes import Forked
 from tests.unit.runtime.distributed_worker import CASES, REMEMBERED
 from tests.unit.runtime.ports import meeting_port
 
-PADDED = {"tokens", "conversing", "ahead", "joint", "in windows", "turn values", *REMEMBERED}
+PADDED = {
+    *("tokens", "conversing", "ahead", "joint", "in windows", "turn values", "values of actions"),
+    *("values of evaluations", "discriminated", "playing", *REMEMBERED),
+}
 """Cases of texts of different lengths."""
 
 
