@@ -12,9 +12,10 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from mmgrpo import evaluation, progress_bar
+from mmgrpo import evaluation
 from mmgrpo.config.settings import Eval, Run
 from mmgrpo.evaluation import EvalSettings, Evaluation, draw, draw_samples, evaluate, members
+from mmgrpo.runtime import progress_bar
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.scoring import ErrorRate, Scorer
 from mmgrpo.types import Image, Output, Prompt, Request, Rollout, Text

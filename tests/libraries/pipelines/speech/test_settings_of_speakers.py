@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from mmgrpo import progress_bar
 from mmgrpo.config.registry import parse
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import families, family
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+from mmgrpo.runtime import progress_bar
 from mmgrpo.types import Audio, Media, Prompt, Turn
 from pipelines.speech import (
     codec_speech,

@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image as Pil
 
-from mmgrpo import progress_bar
 from mmgrpo.config.conflicts import refuse_conflicts
 from mmgrpo.config.settings import config_class
 from mmgrpo.data.images import IMAGE_CACHE
 from mmgrpo.data.perturbations import Mask
+from mmgrpo.runtime import progress_bar
 from mmgrpo.types import Image, Media, Prompt, Turn, Video
 from pipelines import containers, vlm
 from pipelines.text import causal_lm
