@@ -72,6 +72,28 @@ def test_a_completion_of_one_token_is_scored(share):
     torch.testing.assert_close(rescored(policy, made), made.decisions.log_probs, rtol=0, atol=1e-5)
 
 
+def test_a_prompt_passes_once_for_its_group_with_the_gradient_of_a_pass_for_each_row(monkeypatch):
+    """Prefix Grouper: each of three prompts, padded to one length, is read once and not for each of its 8 rows."""
+    found = {}
+    for share in (True, False):
+        policy, read = token_policy(share_prefix=share), []
+        made, hidden = rollout(policy), policy.model.hidden
+
+        def counted(network, ids, *others, hidden=hidden, read=read):
+            read.append(ids.numel())
+            return hidden(network, ids, *others)
+
+        monkeypatch.setattr(policy.model, "hidden", counted)
+        (part,) = made.steps.split(made.decisions.loss_mask, 1000)
+        log_probs = policy.score(made, part, frozenset({"log_probs"}))["log_probs"]
+        (log_probs * torch.linspace(-1, 1, len(log_probs))).mean().backward()
+        found[share] = [parameter.grad for parameter in policy.network.parameters()], sum(read), kept(made).context.ids
+    (shared, tokens, prompts), (alone, each, _) = found[True], found[False]
+    torch.testing.assert_close(shared, alone, rtol=0, atol=1e-5)
+    assert max(float(gradient.abs().max()) for gradient in alone) > 0.1
+    assert each - tokens >= 7 * prompts.numel()
+
+
 @pytest.mark.parametrize("share_prefix", [True, False])
 @pytest.mark.parametrize("size", [1, 3, 5, 100])
 def test_a_group_drawn_in_parts_is_the_group_drawn_at_once(size, share_prefix):
