@@ -92,6 +92,8 @@ def test_short_right_samples_earn_more_and_wrong_ones_minus_one():
 def test_truncation_is_the_only_penalty_and_follows_the_success_rate():
     lengths = torch.tensor([10, 30, 10, 30])
     assert transformed("truncation(longest=20)", [1.0] * 4, length=lengths)[:, 0].tolist() == [1, 0, 1, 0]
+    graded = transformed("truncation(longest=20)", [1.0, 0.5, 0.2, -1], length=lengths)[:, 0].tolist()
+    assert graded == pytest.approx([1, 0, 0.2, 0]), "0 whatever it was, and not a price"
     key = [0, 0, 1, 1]
     made = transformed("truncation(longest=40, shortest=20)", [1.0, 1, 0, 1], length=lengths, key=key)
     assert made[:, 0].tolist() == [1, 0, 0, 1]  # 2 of 2 are right: 20; 1 of 2: 40

@@ -104,6 +104,7 @@ def test_links_whose_numbers_are_of_other_gaps():
         # gaps .2, .5, .3 of means, times .1, the first two 2.5 times: .05, .125, .03
         ("trpa", rows([0.6, 0.2, -0.4], [3.0, 2.0, 1.0]), {}, 0.65977),
         ("copg", rows([0.5, -0.5, 1.0], [1.0, 0.0, 0.0]), {}, 0.9675),  # (.9^2 + 1.05^2 + .15^2) / 2
+        ("copg", rows([2.0, 0.0], [3.0, 0.0]), {}, 7.84),  # (.2 - 3)^2: how far apart the rewards are counts
         ("p3o", rows([0.0, 0.0], [1.0, 0.0]), {}, 0.0),
         ("vpo", rows([2.0, 0.0], [1.0, 0.0]), {}, 0.59814 - 0.01 * 2.0),
         ("robust_dpo", rows(*TWO), {}, 0.57314),
