@@ -31,7 +31,7 @@ STAMP := $(VENV)/.installed
 PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine demo demo-duration demo-video test test-libraries test-slow test-all test-nightly test-shapes test-roundings faults golden mutants planted check resolve lock lowest docs format bench twins twins-calibrate clean
+.PHONY: help setup engine demo demo-duration demo-video test test-libraries test-slow test-rest test-nightly test-shapes test-roundings faults golden mutants planted check resolve lock lowest docs format bench twins twins-calibrate clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -76,9 +76,9 @@ test-libraries: $(STAMP)  ## compare every family and reward with the libraries,
 test-slow: $(STAMP)  ## run what takes seconds: tests that train, start commands, are killed and resumed, use a browser
 	$(PYTEST) -m "(slow or learning) and not nightly" $(PYTEST_ARGS)
 
-# In one run, so that files are collected and libraries imported once, and no process is idle while others end theirs.
-test-all: $(STAMP)  ## run test, test-libraries and test-slow at once, as CI does
-	$(PYTEST) -m "not nightly" $(PYTEST_ARGS)
+# In one run, so that files are collected once and no process is idle while others end theirs.
+test-rest: $(STAMP)  ## run test-libraries and test-slow at once, as CI does after test
+	$(PYTEST) -m "not nightly and not quick" $(PYTEST_ARGS)
 
 test-nightly: $(STAMP)  ## run the largest tests, and the seeds and cases beyond those of test-slow
 	$(PYTEST) -m nightly $(PYTEST_ARGS)

@@ -93,13 +93,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         stay = {0, len(table) - 1} if few else spread(table) if len(table) > PRODUCT else set(range(len(table)))
         for number in set(range(len(table))) - stay:
             table[number].add_marker(pytest.mark.nightly)
+    for item in items:
+        outside = item.path.relative_to(Path(__file__).parent).parts[0] not in ("unit", "journeys")
+        if not (outside or any(item.get_closest_marker(name) for name in ("slow", "learning", "nightly"))):
+            item.add_marker(pytest.mark.quick)  # those of `make test`
     first = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in first)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Where only slow tests of a file are asked for, one without any is not imported; those that learn are slow."""
-    only = config.getoption("markexpr") == "(slow or learning) and not nightly"
+    asked, room = config.getoption("markexpr"), collection_path.relative_to(Path(__file__).parent).parts[:1]
+    only = asked == "(slow or learning) and not nightly" or (
+        asked == "not nightly and not quick" and room in (("unit",), ("journeys",))
+    )
     named = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
     if only and named and not re.search(r"mark\.(slow|learning)", collection_path.read_text(encoding="utf-8")):
         return True
