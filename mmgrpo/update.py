@@ -139,7 +139,7 @@ class LossRecipe:
             return frozenset[str]().union(*(part.loss.scores for part in self.parts))
         bounds = (self.objective, self.off_policy, self.mismatch, *self.terms)
         named = frozenset(name for bound in bounds for name in bound.needs) - BATCH_NAMES
-        return named | {"log_probs"} | self.supervised({}).scores
+        return named | {"log_probs"} | ({"top_log_prob"} if self.supervised.parameters.get("gap") else frozenset())
 
     @property
     def fields(self) -> frozenset[str]:

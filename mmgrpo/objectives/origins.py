@@ -112,11 +112,6 @@ class Supervision:
     count: int = 0
     gap: float = 0.0
 
-    @property
-    def scores(self) -> frozenset[str]:
-        """What it reads of the policy besides log-probs."""
-        return frozenset({"top_log_prob"} if self.gap else ())
-
 
 @block(LIKELIHOODS, name="none")
 def no_likelihood() -> Supervision:

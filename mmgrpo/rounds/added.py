@@ -28,6 +28,7 @@ from mmgrpo.rounds.rows import (
     refuse_unanswered,
     refuse_unstoring,
     samples_of,
+    text_of,
     totals,
     unpacked,
     with_old_log_probs,
@@ -172,7 +173,7 @@ class SecondStage:
         if not chosen:
             return []
         prompts = [
-            refining(group.prompt, added, text_of(one), one.reward > added.above, said[slot])
+            refining(group.prompt, added, text_of(one.rollout, one.row), one.reward > added.above, said[slot])
             for slot, (group, one) in chosen.items()
         ]
         seed = derive(self.seed, "refined", self.number)
@@ -262,13 +263,6 @@ class SecondStage:
         record = policy.unfinished({n: v[:kept] if v.dim() else v for n, v in record.items()}, added.text)
         mask = record["loss_mask"] & (torch.arange(len(record["ids"])) < kept)
         return record | {"loss_mask": mask}
-
-
-def text_of(sample: Sample) -> str:
-    """What a sample says."""
-    output = sample.rollout.outputs[sample.row]
-    assert isinstance(output, Text)
-    return output.whole
 
 
 def callbacks(choices: Choices) -> list[Callback]:

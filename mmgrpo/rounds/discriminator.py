@@ -28,11 +28,10 @@ from mmgrpo.config.registry import Bound
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import Round, RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.rounds.judging import with_values
 from mmgrpo.rounds.reward_network import batch_of, last
-from mmgrpo.rounds.rows import refuse_unanswered, refuse_unstoring, unpacked, without_log_probs
+from mmgrpo.rounds.rows import give_scores, refuse_unanswered, refuse_unstoring, unpacked, without_log_probs
 from mmgrpo.rounds.values import HIDDEN, Places, ValueNetwork
-from mmgrpo.runtime.distributed import gather_rows, sum_by_name
+from mmgrpo.runtime.distributed import sum_by_name
 from mmgrpo.runtime.networks import is_discriminator
 from mmgrpo.types import GIVEN, OWN, Batch, Prompt, Record, Request, Rollout, Storing
 
@@ -117,13 +116,7 @@ class Discriminator(Callback):
             right = (of_own > 0) == (form == "gail"), (of_answers > 0) == (form == "irl")
             sums["samples"] += len(own)
             sums["right"] += float(sum(one.float().sum() for one in right)) / 2
-        table = gather_rows(torch.tensor(scored, dtype=torch.float64).reshape(-1, 2), run.accelerator).cpu()
-        column, first = rows.names.index(self.settings["reward"]), 0
-        for place, part in enumerate(rows.scores):
-            of_part = (table[:, 0] >= first) & (table[:, 0] < first + len(part.values))
-            here = [(int(row) - first, value) for row, value in table[of_part].tolist()]
-            rows.scores[place] = with_values(part, here, column, [True] * len(rows.names))
-            first += len(part.values)
+        give_scores(rows, scored, self.settings["reward"], [True] * len(rows.names))
         sums = sum_by_name(sums, [*sums], run.accelerator)
         metrics = {f"{self.name}/loss": self.loss}
         return metrics | ({f"{self.name}/right_fraction": sums["right"] / sums["samples"]} if sums["samples"] else {})

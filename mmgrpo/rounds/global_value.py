@@ -31,8 +31,7 @@ from mmgrpo.data.messages import preceded
 from mmgrpo.randomness import derive, stream
 from mmgrpo.rollout import Round, RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.rounds.judging import text_of, with_values
-from mmgrpo.rounds.rows import refuse_unstoring, unpacked
+from mmgrpo.rounds.rows import give_scores, refuse_unstoring, text_of, unpacked
 from mmgrpo.rounds.values import HIDDEN, Places, ValueNetwork
 from mmgrpo.runtime.checkpoint import load_checkpoint
 from mmgrpo.runtime.distributed import gather_rows, gather_texts
@@ -115,20 +114,21 @@ class GlobalValue(Callback):
         self.trajectories = _trajectories(run, rows)
         width = max(part.loss_mask.shape[1] for part in rows.decisions)
         places, values = [torch.zeros(0, dtype=torch.long)], [torch.zeros(0, width)]
+        given = list[tuple[int, float]]()
         for rollout, own in zip(rows.rollouts, rows.places, strict=True):
-            found = self._values(run, rollout, own)
+            found, decisions = self._values(run, rollout, own), rollout.decisions
             places.append(own)
             values.append(torch.nn.functional.pad(found, (0, width - found.shape[1])))
+            last = at_end(found, decisions.decision_mask.cpu()).tolist()
+            given += [(int(own[row]), last[row]) for row in (decisions.origin == OWN).nonzero()[:, 0].tolist()]
         order = gather_rows(torch.cat(places), run.accelerator).cpu().argsort()  # every row once
         table, first = gather_rows(torch.cat(values), run.accelerator).cpu()[order], 0
         for place, part in enumerate(rows.decisions):
             here = table[first : first + part.rows, : part.loss_mask.shape[1]]
             rows.decisions[place] = replace(part, fields={**part.fields, "action_value": here})
-            if self.settings["reward"]:
-                last, own = at_end(here, part.decision_mask).tolist(), (part.origin == OWN).nonzero()[:, 0].tolist()
-                column, kept = rows.names.index(self.settings["reward"]), [True] * len(rows.names)
-                rows.scores[place] = with_values(rows.scores[place], [(row, last[row]) for row in own], column, kept)
             first += part.rows
+        if self.settings["reward"]:
+            give_scores(rows, given, self.settings["reward"], [True] * len(rows.names))
 
     @torch.no_grad()
     def _values(self, run: Run, rollout: Rollout, places: Int[Tensor, "B"]) -> Float[Tensor, "B T"]:

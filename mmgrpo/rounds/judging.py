@@ -36,11 +36,10 @@ from mmgrpo.prompts.judging import (
 from mmgrpo.randomness import derive, stream
 from mmgrpo.rollout import RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.rounds.rows import Group, groups_of, numbered
-from mmgrpo.runtime.distributed import gather_rows, gather_texts, sum_by_name
+from mmgrpo.rounds.rows import Group, column_of, give_scores, groups_of, numbered, text_of
+from mmgrpo.runtime.distributed import gather_texts, sum_by_name
 from mmgrpo.runtime.networks import name_of
-from mmgrpo.scoring import RewardScores
-from mmgrpo.types import HINTED, OWN, REPLACED, Prompt, Request, Rollout, Text
+from mmgrpo.types import HINTED, OWN, REPLACED, Prompt, Request, Rollout
 
 FIRST_JUDGED = 1 << 36
 """First key of groups of verdicts; that of a question is this and its group's key times the number of kinds."""
@@ -203,20 +202,13 @@ class Judge:
 
     def score(self) -> dict[str, float]:
         """Give the samples that no rule scores what the judge says of them, and return metrics."""
-        rule, run, rows = self.rule, self.run, self.rows
-        column, names = rows.names.index(rule.reward), rows.names
+        rule, rows = self.rule, self.rows
+        names = rows.names
         samples = {
             group.key: self._samples(group) for group in groups_of(rows.rollouts) if group.prompt.task == rule.task
         }
-        found = [(place, value) for place, value in self._judged(samples).items()]
-        table = gather_rows(torch.tensor(found, dtype=torch.float64).reshape(-1, 2), run.accelerator).cpu()
         known = column_of(rows, names.index(rule.verifier)) if rule.verifier else {}
-        values = dict(zip(table[:, 0].long().tolist(), table[:, 1].tolist(), strict=True))
-        first = 0
-        for place, part in enumerate(rows.scores):
-            here = [(row - first, value) for row, value in values.items() if first <= row < first + len(part.values)]
-            rows.scores[place] = with_values(part, here, column, self._watched())
-            first += len(part.values)
+        values = give_scores(rows, [*self._judged(samples).items()], rule.reward, self._watched())
         scored = {row: value for row, value in values.items() if value == value}
         metrics = {"judging/scored": float(len(scored)), "judging/unscored": float(len(values) - len(scored))}
         if scored:
@@ -352,36 +344,6 @@ READ: tuple[str, ...] = (
     "point first",
     "pair first",
 )
-
-
-def text_of(rollout: Rollout, row: int) -> str:
-    """What a row says."""
-    output = rollout.outputs[row]
-    assert isinstance(output, Text)
-    return output.whole
-
-
-def column_of(rows: RoundRows, column: int) -> dict[int, float]:
-    """The valid values of a reward by place."""
-    valid = torch.cat([part.valid[:, column] for part in rows.scores])
-    values = torch.cat([part.values[:, column] for part in rows.scores])
-    return {place: float(values[place]) for place in valid.nonzero()[:, 0].tolist()}
-
-
-def with_values(
-    scores: RewardScores, values: Sequence[tuple[int, float]], column: int, kept: Sequence[bool]
-) -> RewardScores:
-    """The scores of which some rows have a value in a column, NaN for a failure, and in all others but those ``kept``
-    none, as of rewards that abstain."""
-    made = RewardScores(scores.values.clone(), scores.valid.clone(), scores.abstentions.clone())
-    others = torch.tensor([place != column and not one for place, one in enumerate(kept)])
-    assert made.abstained is not None
-    for row, value in values:
-        made.values[row, others], made.valid[row, others], made.abstained[row, others] = 0.0, False, True
-        known = value == value
-        made.values[row, column], made.valid[row, column] = value if known else 0.0, known
-        made.abstained[row, column] = False
-    return made
 
 
 def callbacks(choices: Choices) -> list[Callback]:

@@ -27,10 +27,9 @@ from mmgrpo.prompts.added import written
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import Round, RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.rounds.judging import column_of, text_of, with_values
-from mmgrpo.rounds.rows import groups_of, refuse_unstoring, unpacked, without_log_probs
+from mmgrpo.rounds.rows import column_of, give_scores, groups_of, refuse_unstoring, text_of, unpacked, without_log_probs
 from mmgrpo.rounds.values import HIDDEN, Places, ValueNetwork
-from mmgrpo.runtime.distributed import gather_rows, sum_by_name
+from mmgrpo.runtime.distributed import sum_by_name
 from mmgrpo.runtime.networks import is_reward_model
 from mmgrpo.types import GIVEN, OWN, Batch, Decisions, Prompt, Record, Request, Rollout, Storing, select_rows
 
@@ -93,13 +92,7 @@ class RewardModel(Callback):
                     sums["agreeing"] += is_right == (value > 0.5)
                     if is_right and key in keys:
                         right.setdefault(key, (rollout, row, keys[key].prompt))
-        table = gather_rows(torch.tensor(scored, dtype=torch.float64).reshape(-1, 2), run.accelerator).cpu()
-        column, first = names.index(self.settings["reward"]), 0
-        for place, part in enumerate(rows.scores):
-            of_part = (table[:, 0] >= first) & (table[:, 0] < first + len(part.values))
-            here = [(int(row) - first, value) for row, value in table[of_part].tolist()]
-            rows.scores[place] = with_values(part, here, column, [True] * len(names))
-            first += len(part.values)
+        give_scores(rows, scored, self.settings["reward"], [True] * len(names))
         self.pairs = self._made(run, rows, right, rule)
         sums["pairs"] = float(len(self.pairs))
         sums = sum_by_name(sums, SUMS, run.accelerator)

@@ -13,6 +13,7 @@ from mmgrpo.advantages.estimate import Estimate
 from mmgrpo.prompts.added import without_answer, worst
 from mmgrpo.rollout import RoundRows
 from mmgrpo.runtime.devices import put
+from mmgrpo.runtime.distributed import gather_rows
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import (
     COUNTED,
@@ -27,6 +28,7 @@ from mmgrpo.types import (
     Request,
     Rollout,
     Storing,
+    Text,
 )
 
 
@@ -150,6 +152,50 @@ def with_old_log_probs(policy: Policy, rollout: Rollout, undrawn: bool = False, 
     if undrawn and "sampler_log_probs" in decisions.fields:
         found["sampler_log_probs"] = log_probs
     return rollout.with_decisions(replace(decisions, log_probs=log_probs, fields={**decisions.fields, **found}))
+
+
+def text_of(rollout: Rollout, row: int) -> str:
+    """What a row says."""
+    output = rollout.outputs[row]
+    assert isinstance(output, Text)
+    return output.whole
+
+
+def column_of(rows: RoundRows, column: int) -> dict[int, float]:
+    """The valid values of a reward by place."""
+    valid = torch.cat([part.valid[:, column] for part in rows.scores])
+    values = torch.cat([part.values[:, column] for part in rows.scores])
+    return {place: float(values[place]) for place in valid.nonzero()[:, 0].tolist()}
+
+
+def with_values(
+    scores: RewardScores, values: Sequence[tuple[int, float]], column: int, kept: Sequence[bool]
+) -> RewardScores:
+    """The scores of which some rows have a value in a column, NaN for a failure, and in all others but those ``kept``
+    none, as of rewards that abstain."""
+    made = RewardScores(scores.values.clone(), scores.valid.clone(), scores.abstentions.clone())
+    others = torch.tensor([place != column and not one for place, one in enumerate(kept)])
+    assert made.abstained is not None
+    for row, value in values:
+        made.values[row, others], made.valid[row, others], made.abstained[row, others] = 0.0, False, True
+        known = value == value
+        made.values[row, column], made.valid[row, column] = value if known else 0.0, known
+        made.abstained[row, column] = False
+    return made
+
+
+def give_scores(
+    rows: RoundRows, found: Sequence[tuple[int, float]], reward: str, kept: Sequence[bool]
+) -> dict[int, float]:
+    """Give rows of the round, by their places among the gathered ones, what this and all other ranks found as their
+    values of a reward (``with_values``); returns these."""
+    table = gather_rows(torch.tensor(found, dtype=torch.float64).reshape(-1, 2), rows.accelerator).tolist()
+    values, column, first = {int(place): value for place, value in table}, rows.names.index(reward), 0
+    for number, part in enumerate(rows.scores):
+        here = [(place - first, value) for place, value in values.items() if first <= place < first + len(part.values)]
+        rows.scores[number] = with_values(part, here, column, kept)
+        first += len(part.values)
+    return values
 
 
 def refuse_unstoring(policy: Policy, line: str, text: str) -> None:

@@ -39,8 +39,7 @@ from mmgrpo.prompts.self_play import (
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.rounds.judging import text_of, with_values
-from mmgrpo.rounds.rows import numbered
+from mmgrpo.rounds.rows import numbered, text_of, with_values
 from mmgrpo.runtime.distributed import gather_rows, gather_texts
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import DROPPED, HINTED, OWN, REPLACED, Prompt, Request, Rollout

@@ -28,7 +28,8 @@ from mmgrpo.prompts.judging import (
     verdict,
 )
 from mmgrpo.rollout import Round
-from mmgrpo.rounds.judging import FIRST_JUDGED, Judges, with_values
+from mmgrpo.rounds.judging import FIRST_JUDGED, Judges
+from mmgrpo.rounds.rows import with_values
 from mmgrpo.scoring import RewardScores, Scorer
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import HINTED, OWN, REPLACED, Output, Prompt

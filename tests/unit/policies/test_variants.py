@@ -209,8 +209,8 @@ def test_staged_advantages_are_in_the_order_of_the_tree():
     args = inputs["values"] > 0, *(inputs[name] for name in ("variant", "prefix_end", "prefix_parent"))
     assert staged_pairs(*args) == [(0, 1), (0, 2)]
     # a success below both siblings, at nodes 2 and 5: neither is below the other
-    args = [torch.tensor(one) for one in ([False, True, False, True], [1, 2, 4, 5], [3, 3, 6, 6], [0, 1, 0, 4])]
-    assert staged_pairs(*args) == [(0, 1), (2, 3)]
+    places = (torch.tensor(one).double() for one in ([1, 2, 4, 5], [3, 3, 6, 6], [0, 1, 0, 4]))
+    assert staged_pairs(torch.tensor([False, True, False, True]), *places) == [(0, 1), (2, 3)]
 
 
 def test_staged_advantages_are_the_nearest_that_are_allowed():
