@@ -37,7 +37,7 @@ from mmgrpo.runtime.averaging import InitialWeights
 from mmgrpo.runtime.distributed import largest, sum_gradients
 from mmgrpo.runtime.finite import NotFinite, refuse_skipped, refuse_tensors
 from mmgrpo.runtime.metrics import Tally, peak_memory_gib
-from mmgrpo.runtime.optimizers import make_optimizer, set_rate
+from mmgrpo.runtime.optimizers import make_optimizer
 from mmgrpo.runtime.progress import Interrupted, Interruption
 from mmgrpo.runtime.progress_bar import progress_bar
 from mmgrpo.runtime.saved_model import write_model
@@ -45,7 +45,7 @@ from mmgrpo.runtime.sharding import clip_gradients, whole_state
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.context import report
 from mmgrpo.types import Policy, Prompt
-from mmgrpo.update import Batch, accumulate_gradients, learning_rate, minibatches, on_device, rescored, step_metrics
+from mmgrpo.update import Batch, accumulate_gradients, minibatches, on_device, rescored, set_rate, step_metrics
 
 RESCORED = 0.01
 """Share of the clip range above which a difference between log-probs of sampling and training is removed from the old
@@ -250,8 +250,8 @@ class Trainer:
         returned batch, which is that of further steps, has the old log-probs as this step computes them.
         """
         started, on_policy = time.perf_counter(), not self.moved
-        lr, self.loss = learning_rate(self.optim, self.step, self.steps), self.hyperparameters(self.step).loss
-        set_rate(self.optimizer, lr)
+        lr = set_rate(self.optimizer, self.optim, self.step, self.steps)
+        self.loss = self.hyperparameters(self.step).loss
         self.optimizer.zero_grad()
         trainable, tally = int((batch.host.loss_mask & rows[:, None]).sum()), Tally()
         settings: Any = {"micro_batch_size": self.optim.micro_batch_size, "accelerator": self.accelerator}

@@ -537,6 +537,14 @@ def learning_rate(optim: Optim, step: int, steps: int) -> float:
     return optim.lr * (1 - progress if optim.decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress)))
 
 
+def set_rate(optimizer: torch.optim.Optimizer, optim: Optim, step: int, steps: int) -> float:
+    """Set the learning rate of an optimizer step, in each group times its own of ``optim.rates``, and return it."""
+    lr = learning_rate(optim, step, steps)
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("rate", 1.0)
+    return lr
+
+
 def step_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     """Metrics of an optimizer step from the sums of its tally: those of its decisions become means, also of parts."""
     counts = {name.removesuffix("entries"): max(1.0, value) for name, value in sums.items() if name.endswith("entries")}

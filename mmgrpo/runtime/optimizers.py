@@ -51,12 +51,6 @@ def groups_of(trained: Mapping[str, nn.Parameter], rates: Sequence[str]) -> list
     return [*groups, *([{"params": [*left.values()], "rate": 1.0}] if left else [])]
 
 
-def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate, in each group times its own of ``optim.rates``."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group.get("rate", 1.0)
-
-
 def make_optimizer(trained: Mapping[str, nn.Parameter], optim: Optim) -> torch.optim.Optimizer:
     """The optimizer of the settings over parameters by name, in one group, or in those of ``optim.rates``."""
     parameters = groups_of(trained, optim.rates) if optim.rates else [*trained.values()]
