@@ -79,7 +79,7 @@ def window_gae(
     V 0 .1 .2 and cut, gamma 1, lambda .95: errors .1 .1 0, and .195 .1 0. Where all are finished this is ``gae``.
     """
     rewards = at_last(values * (cut == 0), decision_mask) + token_rewards
-    beyond = torch.where(cut > 0, _at_end(value, decision_mask), 0.0)
+    beyond = torch.where(cut > 0, at_end(value, decision_mask), 0.0)
     made = advantages(rewards, value, decision_mask, gamma, lam, beyond)
     return _credit(made, stat, node, decision_mask, whiten)
 
@@ -268,7 +268,7 @@ def last_of(decision_mask: Mask) -> Mask:
     return decision_mask & (decision_mask.flip(1).cumsum(1).flip(1) == 1)
 
 
-def _at_end(value: Matrix, decision_mask: Mask) -> Values:
+def at_end(value: Matrix, decision_mask: Mask) -> Values:
     """The entry of each row's last decision."""
     return torch.where(last_of(decision_mask), value, 0.0).sum(1)
 

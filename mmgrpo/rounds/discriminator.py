@@ -25,15 +25,14 @@ from torch.nn.functional import softplus
 
 from mmgrpo.config.names import nearest
 from mmgrpo.config.registry import Bound
-from mmgrpo.randomness import derive
 from mmgrpo.rollout import Round, RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.rounds.reward_network import batch_of, last
-from mmgrpo.rounds.rows import give_scores, refuse_unanswered, refuse_unstoring, unpacked, without_log_probs
-from mmgrpo.rounds.values import HIDDEN, Places, ValueNetwork
+from mmgrpo.rounds.reward_network import batch_of
+from mmgrpo.rounds.rows import apart, give_scores, refuse_unanswered, refuse_unstoring, without_log_probs
+from mmgrpo.rounds.values import Places, ValueNetwork
 from mmgrpo.runtime.distributed import sum_by_name
 from mmgrpo.runtime.networks import is_discriminator
-from mmgrpo.types import GIVEN, OWN, Batch, Prompt, Record, Request, Rollout, Storing
+from mmgrpo.types import OWN, Batch, Prompt, Record, Request, Storing
 
 
 def reward_of(score: Float[Tensor, "N"], form: str) -> Float[Tensor, "N"]:
@@ -86,7 +85,7 @@ class Discriminator(Callback):
         prompts = [*request.prompts]
         answers = policy.answers([prompts[place] for place in mine])
         pairs = [(prompts[place], records[0]) for place, records in zip(mine, answers, strict=True)]
-        values = reward_of(self._scores(run, self._unpacked(run, pairs)), self.settings["form"]).tolist()
+        values = reward_of(self.network.of_rows(run, apart(run, pairs, self.name)), self.settings["form"]).tolist()
         for place, value in zip(mine, values, strict=True):
             prompts[place] = replace(prompts[place], meta={**prompts[place].meta, "reference_value": value})
         return replace(request, prompts=prompts)
@@ -107,7 +106,7 @@ class Discriminator(Callback):
             given = [without_log_probs(record) for record in policy.pack(rollout, own)]
             answers = [records[0] for records in policy.answers(prompts)]
             both = [*zip(prompts, given, strict=True), *zip(prompts, answers, strict=True)]
-            values = self._scores(run, self._unpacked(run, both))
+            values = self.network.of_rows(run, apart(run, both, self.name))
             of_own, of_answers = values[: len(own)], values[len(own) :]
             scored += zip([int(places[row]) for row in own], reward_of(of_own, form).tolist(), strict=True)
             for prompt, sample, answer in zip(prompts, given, answers, strict=True):
@@ -130,7 +129,7 @@ class Discriminator(Callback):
         count = sum_by_name({"rows": float(len(pairs)) / 2}, ["rows"], run.accelerator)["rows"]
         if not count or (self.settings["warmup"] and run.step > self.settings["warmup"]):
             return
-        rollout = self._unpacked(run, [(prompt, record) for prompt, record, _ in pairs]) if pairs else None
+        rollout = apart(run, [(prompt, record) for prompt, record, _ in pairs], self.name) if pairs else None
         own = torch.tensor([is_own for _, _, is_own in pairs], dtype=torch.bool)
         form, beta = self.settings["form"], self.settings["beta"]
 
@@ -143,20 +142,6 @@ class Discriminator(Callback):
 
     def _is_mine(self, prompt: Prompt) -> bool:
         return not self.tasks or prompt.task in self.tasks
-
-    def _unpacked(self, run: Run, pairs: list[tuple[Prompt, Record]]) -> Rollout:
-        request = Request((), (), 1, derive(run.seed, self.name, run.round))
-        return unpacked(run.policy, pairs, range(len(pairs)), GIVEN, [-1] * len(pairs), request)
-
-    @torch.no_grad()
-    def _scores(self, run: Run, rollout: Rollout) -> Float[Tensor, "N"]:
-        """What the head says of rows, on the host."""
-        found = torch.zeros(rollout.decisions.rows)
-        with run.policy.networks(self.network.name):
-            for part in rollout.steps.split(last(rollout.decisions.decision_mask), run.optim.micro_batch_size):
-                state = run.policy.score(rollout, part, HIDDEN)["hidden_state"]
-                found[part.rows.cpu()] = self.network(state)[:, 0].cpu()
-        return found
 
     def state(self) -> Any:
         return {"network": self.network.state(), "loss": self.loss}

@@ -24,19 +24,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmgrpo.advantages.gae import advantages, at_last
+from mmgrpo.advantages.gae import advantages, at_end, at_last
 from mmgrpo.config.names import nearest
 from mmgrpo.config.registry import Bound
 from mmgrpo.data.messages import preceded
-from mmgrpo.randomness import derive, stream
+from mmgrpo.randomness import stream
 from mmgrpo.rollout import Round, RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.rounds.rows import give_scores, refuse_unstoring, text_of, unpacked
+from mmgrpo.rounds.rows import apart, give_scores, refuse_unstoring, text_of
 from mmgrpo.rounds.values import HIDDEN, Places, ValueNetwork
 from mmgrpo.runtime.checkpoint import load_checkpoint
 from mmgrpo.runtime.distributed import gather_rows, gather_texts
 from mmgrpo.runtime.networks import is_action_value
-from mmgrpo.types import GIVEN, OWN, Batch, Decisions, Prompt, Record, Request, Rollout, Storing
+from mmgrpo.types import OWN, Batch, Decisions, Prompt, Record, Rollout, Storing
 
 
 def longer(record: Record) -> Record:
@@ -189,8 +189,7 @@ class GlobalValue(Callback):
             text = shown(self.trajectories, place, group, self.settings["contexts"], generator)
             prompts.append(preceded(rollout.prompts[row], text) if text else rollout.prompts[row])
         records = [longer(record) for record in policy.pack(rollout, every)]
-        request = Request((), (), 1, derive(run.seed, self.name, run.round))
-        return unpacked(policy, list(zip(prompts, records, strict=True)), every, GIVEN, [-1] * len(every), request)
+        return apart(run, list(zip(prompts, records, strict=True)), self.name)
 
     def state(self) -> Any:
         return self.network.state()
@@ -210,12 +209,6 @@ def behind(mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B U"]:
 def _wider(decisions: Decisions) -> Decisions:
     """Decisions whose mask has a place behind the last."""
     return replace(decisions, decision_mask=behind(decisions.decision_mask))
-
-
-def at_end(value: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B"]:
-    """The value of the last action of each row."""
-    last = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
-    return torch.where(last, value, 0.0).sum(1)
 
 
 def _trajectories(run: Run, rows: RoundRows) -> list[Trajectory]:

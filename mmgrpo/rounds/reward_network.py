@@ -11,7 +11,7 @@ ones are never rows of the round.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -21,17 +21,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from mmgrpo.advantages.gae import last_of
 from mmgrpo.config.names import nearest
 from mmgrpo.data.messages import appended
 from mmgrpo.prompts.added import written
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import Round, RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.rounds.rows import column_of, give_scores, groups_of, refuse_unstoring, text_of, unpacked, without_log_probs
-from mmgrpo.rounds.values import HIDDEN, Places, ValueNetwork
+from mmgrpo.rounds.rows import apart, column_of, give_scores, groups_of, refuse_unstoring, text_of, without_log_probs
+from mmgrpo.rounds.values import Places, ValueNetwork
 from mmgrpo.runtime.distributed import sum_by_name
 from mmgrpo.runtime.networks import is_reward_model
-from mmgrpo.types import GIVEN, OWN, Batch, Decisions, Prompt, Record, Request, Rollout, Storing, select_rows
+from mmgrpo.types import OWN, Batch, Decisions, Prompt, Record, Rollout, Storing, select_rows
 
 FIRST_REWRITTEN = 1 << 35
 """First slot of rewritten samples."""
@@ -82,7 +83,8 @@ class RewardModel(Callback):
                 continue
             read = [self._read(rollout.prompts[row]) for row in own]
             given = [without_log_probs(record) for record in policy.pack(rollout, own)]
-            values = self._scores(run, self._unpacked(run, list(zip(read, given, strict=True)))).sigmoid()
+            judged = apart(run, list(zip(read, given, strict=True)), self.network.name)
+            values = self.network.of_rows(run, judged).sigmoid()
             for row, value in zip(own, values.tolist(), strict=True):
                 place, key = int(places[row]), int(rollout.decisions.keys["prompt"][row])
                 scored.append((place, float(value > 0.5) if self.settings["hard"] else value))
@@ -145,9 +147,9 @@ class RewardModel(Callback):
         if not count:
             return
         given = [(prompt, record) for prompt, *both in pairs for record in both]
-        rollout = self._unpacked(run, given) if given else None
+        rollout = apart(run, given, self.network.name) if given else None
         for _ in range(self.settings["updates"]):
-            gap = self._gaps(self._scores(run, rollout)) if rollout else torch.zeros(0)
+            gap = self._gaps(self.network.of_rows(run, rollout)) if rollout else torch.zeros(0)
             self.loss = sum_by_name({"loss": float(pair_loss(gap).sum())}, ["loss"], run.accelerator)["loss"] / count
             # The loss is of pairs, and a part may hold one half of them: its gradient to the scores is known before.
             slope = -(-gap).sigmoid()
@@ -168,22 +170,6 @@ class RewardModel(Callback):
         """A question with the right answer behind it."""
         return appended(prompt, written(self.settings["text"], prompt)) if self.settings["text"] else prompt
 
-    def _unpacked(self, run: Run, pairs: Sequence[tuple[Prompt, Record]]) -> Rollout:
-        policy = run.policy
-        assert isinstance(policy, Storing)
-        request = Request((), (), 1, derive(run.seed, "reward_model", run.round))
-        return unpacked(policy, pairs, range(len(pairs)), GIVEN, [-1] * len(pairs), request)
-
-    @torch.no_grad()
-    def _scores(self, run: Run, rollout: Rollout) -> Float[Tensor, "N"]:
-        """What the model says of rows, on the host."""
-        found = torch.zeros(rollout.decisions.rows)
-        with run.policy.networks(self.network.name):
-            for part in rollout.steps.split(last(rollout.decisions.decision_mask), run.optim.micro_batch_size):
-                state = run.policy.score(rollout, part, HIDDEN)["hidden_state"]
-                found[part.rows.cpu()] = self.network(state)[:, 0].cpu()
-        return found
-
     def state(self) -> Any:
         return {"network": self.network.state(), "loss": self.loss}
 
@@ -195,15 +181,10 @@ class RewardModel(Callback):
         self.loss = state["loss"] if state else 0.0
 
 
-def last(mask: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
-    """The last decision of every row."""
-    return mask & (mask.flip(1).cumsum(1).flip(1) == 1)
-
-
 def batch_of(rollout: Rollout | None, others: Decisions) -> tuple[Batch, Bool[Tensor, "B T"]]:
     """Rows of this rank as a batch of their own, which may be none, and the places at which they are read."""
     decisions = rollout.decisions if rollout else select_rows(others, slice(0))
-    entries = last(decisions.decision_mask)
+    entries = last_of(decisions.decision_mask)
     places = [torch.arange(decisions.rows, device=entries.device)] if rollout else []
     advantages = torch.zeros_like(decisions.log_probs)
     return Batch([rollout] if rollout else [], places, decisions, advantages, entries), entries

@@ -11,13 +11,16 @@ from torch import Tensor
 
 from mmgrpo.advantages.estimate import Estimate
 from mmgrpo.prompts.added import without_answer, worst
+from mmgrpo.randomness import derive
 from mmgrpo.rollout import RoundRows
+from mmgrpo.rounds.callback import Run
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.distributed import gather_rows
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import (
     COUNTED,
     DROPPED,
+    GIVEN,
     HINTED,
     OWN,
     REPLACED,
@@ -124,6 +127,12 @@ def unpacked(
     prompts, records = [prompt for prompt, _ in pairs], [record for _, record in pairs]
     rollout = policy.unpack(prompts, records, keys, origin, request)
     return rollout.with_decisions(numbered(rollout.decisions, numbers))
+
+
+def apart(run: Run, pairs: Sequence[tuple[Prompt, Record]], use: str) -> Rollout:
+    """Rows that a network reads beside those of the round, each a group of its own."""
+    request = Request((), (), 1, derive(run.seed, use, run.round))
+    return unpacked(run.policy, pairs, range(len(pairs)), GIVEN, [-1] * len(pairs), request)
 
 
 def numbered(decisions: Decisions, numbers: Sequence[int]) -> Decisions:

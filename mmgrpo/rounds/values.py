@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from mmgrpo.advantages.gae import last_of
 from mmgrpo.config.registry import Bound
 from mmgrpo.randomness import stream
 from mmgrpo.rounds.callback import Run
@@ -18,6 +19,7 @@ from mmgrpo.runtime.checkpoint import flatten_optimizer, restore_optimizer
 from mmgrpo.runtime.distributed import DataRank, sum_gradients, sum_over_ranks
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.networks import name_of
+from mmgrpo.types import Rollout
 from mmgrpo.update import Batch, scored
 
 HIDDEN = frozenset({"hidden_state"})
@@ -61,6 +63,16 @@ class ValueNetwork:
                     restore_optimizer(self.optimizer, named, moments)
                 self.saved = None
         return self.head(state.float())
+
+    @torch.no_grad()
+    def of_rows(self, run: Run, rollout: Rollout) -> Float[Tensor, "N"]:
+        """The first output for rows, before their last token; on the host."""
+        found = torch.zeros(rollout.decisions.rows)
+        with run.policy.networks(self.name):
+            for part in rollout.steps.split(last_of(rollout.decisions.decision_mask), run.optim.micro_batch_size):
+                state = run.policy.score(rollout, part, HIDDEN)["hidden_state"]
+                found[part.rows.cpu()] = self(state)[:, 0].cpu()
+        return found
 
     def update(
         self,

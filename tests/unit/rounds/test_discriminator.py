@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from mmgrpo.advantages.gae import last_of
 from mmgrpo.rounds.discriminator import Discriminator, learned, reward_of
+from mmgrpo.rounds.rows import apart
 from mmgrpo.rounds.values import HIDDEN
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.scoring import Scorer
@@ -18,7 +20,6 @@ from mmgrpo.trainer import Trainer
 from mmgrpo.types import Output, Prompt
 from pipelines.text.causal_lm import toy
 from tests.building import algorithm_blocks, attached, killed_and_whole, rounds_of, token_policy_over, trainer
-from tests.unit.rounds.test_reward_network import last
 
 pytest.importorskip("transformers")
 
@@ -75,12 +76,12 @@ def test_its_update_follows_the_gradient_over_samples_and_answers(form, tmp_path
     assert 0 < same < 24  # what is the answer itself teaches nothing
     spelled = run.policy.model.spell  # type: ignore[attr-defined]
     assert all(record["ids"].tolist() == spelled(prompt.answer) for prompt, record, own in pairs if not own)
-    unpacked = model._unpacked(run, [(prompt, record) for prompt, record, _ in pairs])
+    unpacked = apart(run, [(prompt, record) for prompt, record, _ in pairs], model.network.name)
     networks, head = run.policy.networks, model.network.head
     assert head is not None
     with networks("discriminator"):
         total = torch.zeros(())
-        for part in unpacked.steps.split(last(unpacked.decisions.decision_mask), 99):
+        for part in unpacked.steps.split(last_of(unpacked.decisions.decision_mask), 99):
             scores = head(run.policy.score(unpacked, part, HIDDEN)["hidden_state"].float())[:, 0]
             for row, score in zip(part.rows.tolist(), scores, strict=True):
                 own = pairs[row][2]
@@ -170,7 +171,8 @@ def test_the_answer_of_a_prompt_is_worth_what_it_says_of_it(tmp_path):
     run.run_round()
     model = attached(run, Discriminator)
     records = [one[0] for one in run.policy.answers(PROMPTS)]  # type: ignore[attr-defined]
-    wanted = model._scores(run, model._unpacked(run, list(zip(PROMPTS, records, strict=True)))).tolist()
+    answers = apart(run, list(zip(PROMPTS, records, strict=True)), model.network.name)
+    wanted = model.network.of_rows(run, answers).tolist()
     rounds = rounds_of(run)
     run.run_round()
     decisions = rounds[0].batch.decisions

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from mmgrpo.rounds.reward_network import RewardModel, last, pair_loss
-from mmgrpo.rounds.rows import without_log_probs
+from mmgrpo.advantages.gae import last_of
+from mmgrpo.rounds.reward_network import RewardModel, pair_loss
+from mmgrpo.rounds.rows import apart, without_log_probs
 from mmgrpo.rounds.values import HIDDEN
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.scoring import Scorer
@@ -55,7 +56,7 @@ def test_the_loss_of_a_pair_is_that_of_bradley_and_terry():
 
 def test_a_row_is_read_at_its_last_decision():
     mask = torch.tensor([[True, True, False], [False, True, True], [False, False, False]])
-    assert last(mask).nonzero().tolist() == [[0, 1], [1, 2]]
+    assert last_of(mask).nonzero().tolist() == [[0, 1], [1, 2]]
 
 
 def test_pairs_are_the_first_right_sample_and_a_wrong_rewrite(tmp_path):
@@ -98,12 +99,12 @@ def test_the_update_follows_the_gradient_of_the_mean_loss_over_pairs(tmp_path):
     run.run_round()
     [(pairs, given)] = kept
     assert len(pairs) > 1
-    rollout = model._unpacked(run, [(prompt, record) for prompt, *both in pairs for record in both])  # type: ignore[arg-type]
+    rollout = apart(run, [(prompt, record) for prompt, *both in pairs for record in both], model.network.name)  # type: ignore[arg-type]
     networks, head = run.policy.networks, model.network.head
     assert head is not None
     scores = torch.zeros(rollout.decisions.rows)
     with networks("reward_model") as network:
-        for part in rollout.steps.split(last(rollout.decisions.decision_mask), 64):
+        for part in rollout.steps.split(last_of(rollout.decisions.decision_mask), 64):
             state = run.policy.score(rollout, part, HIDDEN)["hidden_state"]
             scores = scores.index_put((part.rows,), head(state.float())[:, 0])
         loss = pair_loss(scores[0::2] - scores[1::2]).mean()
@@ -137,7 +138,7 @@ def test_the_reward_of_a_round_is_by_the_model_of_the_last(tmp_path):
     rows = rounds[0].rollouts[0]
     records = run.policy.pack(rows, range(8))  # type: ignore[attr-defined]
     read = [(model._read(rows.prompts[row]), without_log_probs(record)) for row, record in enumerate(records)]
-    before = model._scores(run, model._unpacked(run, read))
+    before = model.network.of_rows(run, apart(run, read, model.network.name))
     assert rounds[0].metrics["reward_model/loss"] == 0 and bool((before != 0).any())  # it has learned since
     for _ in range(2):
         own, kept = [run.policy.rollout], list[torch.Tensor]()
@@ -148,7 +149,7 @@ def test_the_reward_of_a_round_is_by_the_model_of_the_last(tmp_path):
                 made_rows = range(made_now.decisions.rows)
                 packed = zip(made_rows, run.policy.pack(made_now, made_rows), strict=True)  # type: ignore[attr-defined]
                 pairs = [(model._read(made_now.prompts[row]), without_log_probs(record)) for row, record in packed]
-                kept.append(model._scores(run, model._unpacked(run, pairs)).sigmoid())
+                kept.append(model.network.of_rows(run, apart(run, pairs, model.network.name)).sigmoid())
             return made_now
 
         run.policy.rollout = drawn  # type: ignore[method-assign]
