@@ -186,8 +186,12 @@ OFFLINE |= {
     "marked_steps",
     "mark_return",
     "thought_rewards",
+    "gae",
+    "turn_gae",
     "mark_gae",
     "share_gae",
+    "module_calls",
+    "common_calls",
     "prefix_value",
     "staged",
     "turn_advantage",
@@ -199,8 +203,8 @@ OFFLINE |= {
 }
 """Rows for given answers alone (tests/unit/test_offline.py, test_supervised_rounds.py, objectives/test_srum.py), for
 rewards with gradient (test_reward_gradients.py), for masked models (test_parallel_tokens.py), for judges that mark
-parts of a text (tests/unit/test_marks.py), for stored beginnings (test_variants.py), for a critic of turns, for
-windows and for a Q (tests/unit/rounds), and for vines (test_turn_trees.py)."""
+parts of a text (tests/unit/test_marks.py), for stored beginnings (test_variants.py), for a critic, of turns too, for
+windows and for a Q (tests/unit/rounds), for vines (test_turn_trees.py), and for programs (test_programs.py)."""
 
 
 def in_presets() -> set[tuple[str, str]]:
