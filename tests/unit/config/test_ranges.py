@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
 import pytest
 
@@ -19,13 +19,14 @@ from mmgrpo.config.ranges import (
     LONG_TEXT,
     PATH_COMPONENT,
     SEED,
+    _hints,
     check_ranges,
     fits,
     one_of,
     shown,
     within,
 )
-from mmgrpo.config.registry import Block, bind
+from mmgrpo.config.registry import Block, bind, registered
 from mmgrpo.config.settings import Config, Data, Distributed, Optim, install_tracker
 from mmgrpo.objectives import MISMATCH, OBJECTIVES, TERMS
 from mmgrpo.update import learning_rate
@@ -318,3 +319,12 @@ def test_blocks_refuse_what_has_no_meaning(table, text):
 )
 def test_bounds_may_be_absent_and_values_negative_where_they_have_a_meaning(table, text):
     bind(text, table, "algorithm")
+
+
+def test_the_range_of_a_block_of_ours_is_read_though_annotations_are_texts():
+    """A name that its module does not import would be passed over, as those for type checkers are."""
+    for kind, blocks in registered().items():
+        for name, one in blocks.items():
+            ranged = {p for p, text in one.fn.__annotations__.items() if "Annotated[" in str(text)}
+            read = {p for p, hint in _hints(one.fn).items() if get_origin(hint) is Annotated}
+            assert ranged <= read, (kind, name)
