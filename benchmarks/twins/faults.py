@@ -128,7 +128,7 @@ def other_prompts() -> Any:
 
 
 def vanishing_rate() -> Any:
-    return patch("mmgrpo.trainer.learning_rate", lambda optim, step, steps: optim.lr / (1 + step) ** 2)
+    return patch("mmgrpo.update.learning_rate", lambda optim, step, steps: optim.lr / (1 + step) ** 2)
 
 
 FAULTS: Mapping[str, Callable[[], Any]] = {
