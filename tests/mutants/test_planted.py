@@ -15,7 +15,7 @@ def test_every_fault_can_be_planted_and_names_a_test_of_its_papers_record() -> N
         assert one.test.removeprefix("tests/") in papers()[one.paper].tests, one.paper
         source = (ROOT / one.mutant.file).read_bytes()
         assert one.mutant.text(source) != source and one.mutant.after not in ("", one.mutant.before)
-    assert len(faults) > 150
+    assert faults
 
 
 def test_a_text_that_is_not_there_once_is_named(tmp_path) -> None:
