@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,15 @@ def collected(request: pytest.FixtureRequest) -> Callable[[str], list[Any]]:
         return [*dict.fromkeys(call.params[name] for call in own if call and name in call.params)]
 
     return values
+
+
+@pytest.fixture
+def copied() -> Iterator[None]:
+    """Workers of rewards and tools are copies of this process (``tests.processes.Copied``)."""
+    from tests.processes import copies
+
+    with copies():
+        yield
 
 
 @pytest.fixture(scope="session")

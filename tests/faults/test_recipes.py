@@ -118,7 +118,7 @@ def test_a_function_of_python_itself_is_refused_and_not_imported(load, name):
 
 
 @pytest.mark.parametrize(("name", "why"), [("os:abort", "Python"), ("own:nothing", "expected a fu")])
-def test_a_process_of_its_own_refuses_the_same(name, why):
+def test_a_process_of_its_own_refuses_the_same(name, why, copied):
     assert why in refusal(scorer, name)
 
 
@@ -164,7 +164,7 @@ def test_what_is_not_marked_as_a_renderer_is_not_called(name):
 @pytest.mark.parametrize(
     "name", ["best(value=7)", *(f"{name}(process=False)" for name in ("best", "wrapped", "judge", "bound", "part"))]
 )
-def test_functions_and_objects_of_ones_own_are_rewards(name):
+def test_functions_and_objects_of_ones_own_are_rewards(name, copied):
     assert list(scorer(f"good:{name}").fn([Prompt("")], [Text("")])) == [7.0]
 
 

@@ -22,6 +22,7 @@ from mmgrpo.scoring.process import RewardProcess
 from mmgrpo.types import Image, Media, Prompt, Turn
 from tests.faults.bad_rewards import ALONE, ENDS, ERRORS, HANGS, SCORES, right
 from tests.journeys.cli.running import is_running
+from tests.processes import copies
 from tests.unit.scoring.serving import until
 
 FULL = os.environ.get("MMGRPO_FAULTS") == "full"
@@ -64,8 +65,9 @@ def score(reward: Scorer, prompts: Sequence[Prompt], outputs: Sequence[Image]) -
 @pytest.fixture(scope="module")
 def process() -> Iterator[Scorer]:
     """Any bad reward, in a process of its own."""
-    reward = scorer(ANY)
-    yield reward
+    with copies():
+        reward = scorer(ANY)
+        yield reward
     close(reward)
 
 
@@ -167,7 +169,7 @@ def test_what_ends_its_process_is_an_error_and_the_next_batch_has_a_new_one(name
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HANGS if FULL else ["searches for ever"])
-def test_what_never_returns_is_ended_by_its_time_out(name):
+def test_what_never_returns_is_ended_by_its_time_out(name, copied):
     reward = scorer(f"{ANY}(timeout=0.5)")
     with pytest.raises(RuntimeError, match="any_of.*0.5.*timeout=2"):
         score(reward, *batch(name))

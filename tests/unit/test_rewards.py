@@ -137,7 +137,7 @@ def redness(prompts, outputs, *, gain=1.0):
 
 @pytest.mark.parametrize("process", [True, False])
 @pytest.mark.slow
-def test_what_a_function_of_ones_own_says_of_itself_holds(process, tmp_path, monkeypatch):
+def test_what_a_function_of_ones_own_says_of_itself_holds(process, tmp_path, monkeypatch, copied):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_rewards.py").write_text(OWN)
     manifest = scorer(f"own_rewards:redness(gain=2.0, process={process})").manifest

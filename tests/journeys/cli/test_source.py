@@ -109,7 +109,7 @@ def test_a_run_is_measured_against_its_first_weights_on_the_same_prompts(brief_r
     assert f"written: {output}" in capsys.readouterr().out
 
 
-def test_a_reward_that_scores_nothing_is_no_measure(brief_run, tmp_path, monkeypatch):
+def test_a_reward_that_scores_nothing_is_no_measure(brief_run, tmp_path, monkeypatch, copied):
     (tmp_path / "nothing.py").write_text("def at_all(prompts, outputs):\n    return [float('nan')] * len(outputs)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

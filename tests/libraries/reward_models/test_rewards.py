@@ -130,7 +130,7 @@ def test_weight_and_parameters_are_read_from_the_text():
         ("ocr(1)", r"name\(parameter=value"),
     ],
 )
-def test_a_reward_that_cannot_be_found_is_told_with_what_is_known(text, message):
+def test_a_reward_that_cannot_be_found_is_told_with_what_is_known(text, message, copied):
     with pytest.raises(ValueError, match=message):
         scorer(text)
 

@@ -62,7 +62,7 @@ OWN = "tests.unit.scoring.test_decisions:confidence"
 @pytest.mark.parametrize(
     "process", ["False", pytest.param("True", marks=pytest.mark.slow)], ids=["here", "in a process of its own"]
 )
-def test_a_reward_is_given_a_copy_of_the_decisions(process):
+def test_a_reward_is_given_a_copy_of_the_decisions(process, copied):
     one = scorer(f"{OWN}(process={process})")
     scores = score_outputs([one], *ROWS, rollout=NUMBERS)
     assert scores.values[:, 0].tolist() == [-1.0, -0.5, -9.0] and scores.valid.all()

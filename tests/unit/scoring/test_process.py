@@ -113,7 +113,7 @@ def test_own_modules_are_found_as_in_the_run(folder):
         ("own:length", "import os; os._exit(0)", "rewards.*'own:length'.*status 0"),
     ],
 )
-def test_what_cannot_be_loaded_is_an_error_before_the_run_starts(text, body, message, folder):
+def test_what_cannot_be_loaded_is_an_error_before_the_run_starts(text, body, message, folder, copied):
     (folder / "own.py").write_text(body)
     with pytest.raises(ValueError, match=message):
         scorer(text)
@@ -122,14 +122,14 @@ def test_what_cannot_be_loaded_is_an_error_before_the_run_starts(text, body, mes
             scorer(text.replace(")", ", process=False)") if ")" in text else f"{text}(process=False)")
 
 
-def test_a_reward_of_a_package_has_a_process_where_it_is_asked_for(folder):
+def test_a_reward_of_a_package_has_a_process_where_it_is_asked_for(folder, copied):
     picture = [Image(torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(0)))]
     there, here = scorer("jpeg_compressibility(timeout=100)"), scorer("jpeg_compressibility")
     assert isinstance(there.fn, RewardProcess) and not isinstance(here.fn, RewardProcess)
     assert there.fn(PROMPTS[:1], picture) == list(here.fn(PROMPTS[:1], picture))
 
 
-def test_after_its_end_the_next_batch_starts_another(folder):
+def test_after_its_end_the_next_batch_starts_another(folder, copied):
     reward = scorer("own:dies")
     assert isinstance(reward.fn, RewardProcess)
     assert reward.fn(PROMPTS, OUTPUTS) == [1, 2]
@@ -141,7 +141,7 @@ def test_after_its_end_the_next_batch_starts_another(folder):
     assert reward.fn(PROMPTS, OUTPUTS) == [1, 2]
 
 
-def test_what_cannot_be_sent_ends_no_process(folder):
+def test_what_cannot_be_sent_ends_no_process(folder, copied):
     reward = scorer("own:length")
     assert isinstance(reward.fn, RewardProcess)
     before, nested = reward.fn._process.pid, []
@@ -168,14 +168,14 @@ def noise(prompts, outputs):
 @pytest.mark.parametrize(
     "kind", ["text", "large", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("empty", "tensors"))]
 )
-def test_an_answer_that_is_no_message_is_an_error_of_the_reward(kind, folder):
+def test_an_answer_that_is_no_message_is_an_error_of_the_reward(kind, folder, copied):
     (folder / "noisy.py").write_text(NOISE)
     reward = scorer("noisy:noise")
     with pytest.raises(RewardFailure, match="answer|exited"):
         reward.fn(PROMPTS[:1], [Text(kind)])
 
 
-def test_errors_of_a_batch_say_what_came_and_where_it_came_from(folder):
+def test_errors_of_a_batch_say_what_came_and_where_it_came_from(folder, copied):
     (folder / "own.py").write_text("def texts(prompts, outputs):\n    return [output.txt for output in outputs]\n")
     reward = scorer("own:texts")
     with pytest.raises(RuntimeError, match=r"'texts'.*AttributeError.*'txt'.*own\.py:2") as e:
@@ -228,7 +228,7 @@ def test_it_ends_with_a_run_that_is_killed(moment, folder):
     run.stdout.close()
 
 
-def test_it_ends_with_the_reward_itself(folder):
+def test_it_ends_with_the_reward_itself(folder, copied):
     reward = scorer("own:length")
     assert isinstance(reward.fn, RewardProcess)
     process = reward.fn._process

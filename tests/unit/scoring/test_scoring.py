@@ -339,7 +339,7 @@ def test_an_error_without_any_text_of_its_own_is_told(monkeypatch):
     assert in_words(OSError("gone")) == "OSError"
 
 
-def test_an_error_of_a_reward_names_the_line_of_its_file(tmp_path, monkeypatch):
+def test_an_error_of_a_reward_names_the_line_of_its_file(tmp_path, monkeypatch, copied):
     code = "def first(prompts, outputs):\n    return list(map(measure, outputs))\n\n\n"
     (tmp_path / "broken.py").write_text(code + "def measure(one):\n    return one.lenght\n")
     monkeypatch.chdir(tmp_path)

@@ -27,7 +27,7 @@ def module(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("process", [False, True])
-def test_a_named_function_of_trls_form_serves_as_it_is(module, process):
+def test_a_named_function_of_trls_form_serves_as_it_is(module, process, copied):
     made = scorer(f"{module}:right_length(process={process}, weight=0.5)")
     values = list(made.fn(PROMPTS, SAID))
     assert (made.name, made.weight) == ("right_length", 0.5)

@@ -185,7 +185,7 @@ def test_a_function_of_trls_form_is_known_when_it_is_handed_over():
 
 
 @pytest.mark.slow
-def test_they_serve_from_a_process_of_their_own(module):
+def test_they_serve_from_a_process_of_their_own(module, copied):
     report(7, 50)
     try:
         made = scorer(f"{module}:get_cosine_scaled_reward(max_len=6)")

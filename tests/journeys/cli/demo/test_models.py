@@ -256,7 +256,7 @@ def test_a_whole_model_after_training_is_loaded_as_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_reward_that_cannot_be_loaded_does_not_keep_the_others(folder, words_folder):
+def test_a_reward_that_cannot_be_loaded_does_not_keep_the_others(folder, words_folder, copied):
     other = make_run(folder.parent / "second", words_folder, "--rewards", "nobody:here", "jpeg_compressibility")
     found = opened(other)
     scorers, missing = found.scorers("second")
