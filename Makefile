@@ -76,7 +76,9 @@ test-libraries: $(STAMP)  ## compare every family and reward with the libraries,
 test-slow: $(STAMP)  ## run what takes seconds: tests that train, start commands, are killed and resumed, use a browser
 	$(PYTEST) -m "(slow or learning) and not nightly" $(PYTEST_ARGS)
 
-# In one run, so that files are collected once and no process is idle while others end theirs.
+# In one run, so that files are collected once and no process is idle while others end theirs; and by one process more than
+# there are cores, since tests of servers, browsers and killed runs wait for a fifth of their time.
+test-rest: WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 test-rest: $(STAMP)  ## run test-libraries and test-slow at once, as CI does after test
 	$(PYTEST) -m "not nightly and not quick" $(PYTEST_ARGS)
 

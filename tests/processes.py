@@ -33,6 +33,7 @@ IMPORTED = [
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
 ]
 """What they import, of which all but the first two would else be imported by functions."""
+OURS = ("mmgrpo", "pipelines", "reward_models", "scripts", "benchmarks", "tests")
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(IMPORTED)
 
@@ -65,7 +66,16 @@ class Forked:
         self._process.join(timeout)
         if self.returncode is None:
             raise subprocess.TimeoutExpired(str(self._process), timeout)
-        return self._log.read_text(encoding="utf-8", errors="replace"), None
+        return self.printed, None
+
+    @property
+    def printed(self) -> str:
+        """What it has printed so far."""
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._process.terminate()
 
     @property
     def returncode(self) -> int | None:
@@ -76,6 +86,32 @@ class Forked:
         self._process.kill()
         self._process.join()
         self._log.unlink(missing_ok=True)
+
+
+def anew(module: str, arguments: Sequence[object]) -> str:
+    """What ``python -m module arguments`` prints, in a copy of this process that has imported nothing of ours: only
+    the libraries are there already."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as printed:
+        sys.stdout.flush(), sys.stderr.flush()
+        number = os.fork()
+        if not number:
+            try:
+                os.dup2(printed.fileno(), 1)
+                sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+                for name in [*sys.modules]:
+                    if name.partition(".")[0] in OURS:
+                        del sys.modules[name]
+                sys.argv[1:] = map(str, arguments)
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
+                sys.stdout.flush()
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        assert os.waitpid(number, 0)[1] == 0
+        printed.seek(0)
+        return printed.read()
 
 
 def _start_server(environment: Mapping[str, str]) -> None:
@@ -128,7 +164,7 @@ class Copied(tool_process.Forked):
 
 
 def _work(module: str, arguments: Sequence[str], kept: Sequence[int], folder: str, env: Mapping[str, str]) -> None:
-    """What ``child.start`` asks for, with none of this process's connections or of the modules of its tests' folders."""
+    """What ``child.start`` asks for, with no connection of this process and no module of a folder of its tests."""
     try:
         os.setsid()
         for one in (signal.SIGINT, signal.SIGTERM):

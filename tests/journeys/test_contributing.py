@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -78,13 +79,14 @@ def test_a_block_of_one_file_trains_a_step(module: str, alone: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_family_of_one_file_trains_a_step_on_a_reward_of_one_file(alone: Any, tmp_path: Path) -> None:
+def test_a_family_of_one_file_trains_a_step_on_a_reward_of_one_file(
+    alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reward = alone("my_reward")
     (tmp_path / "auraflow.py").write_text(LISTINGS["auraflow.py"], encoding="utf-8")
-    made = subprocess.run(
-        [sys.executable, "-c", "import auraflow; auraflow.tiny('tiny')"], cwd=tmp_path, env=surroundings(tmp_path)
-    )
-    assert made.returncode == 0
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("auraflow").tiny("tiny")
+    monkeypatch.delitem(sys.modules, "auraflow")  # the run imports the file by itself
     (tmp_path / "prompts.txt").write_text("a red square\nblue\n")
     settings = {
         **{"model.family": "auraflow:FAMILY", "model.path": "tiny", "model.height": 16, "model.width": 16, "steps": 1},

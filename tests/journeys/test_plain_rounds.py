@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from mmgrpo.cli.questions import main as write_questions
+from tests.processes import anew
 
 SMALL = ("--steps", "2", "--data.heldout", "", "--threads", "1", "--groups-kept", "1")
 
 
 def executed(recipe: str, folder: Path, *options: object) -> tuple[list[str], set[str]]:
     """Files that rounds of a small run of a recipe execute, and the methods that it imports (``tests.executed``)."""
-    command = [sys.executable, "-m", "tests.executed", "--recipe", recipe, "--output-dir", folder, *SMALL, *options]
-    ended = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True, timeout=600)
-    lists = json.loads(ended.stdout.splitlines()[-1])
+    printed = anew("tests.executed", ["--recipe", recipe, "--output-dir", folder, *SMALL, *options])
+    lists = json.loads(printed.splitlines()[-1])
     return lists["files"], {name.removeprefix("mmgrpo.rounds.") for name in lists["methods"][1:]}
 
 

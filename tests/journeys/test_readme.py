@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import sys
+import runpy
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 
 from mmgrpo.config import plugins
 from mmgrpo.family import all_families
@@ -17,20 +18,22 @@ from pipelines.visual import sd3_tiny
 from reward_models import REWARDS
 from reward_models.rules.tasks import TASKS
 from tests import ROOT
-from tests.journeys.cli.running import run
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
 @pytest.mark.slow
-def test_the_program_has_at_most_15_lines_and_runs(tmp_path):
+def test_the_program_has_at_most_15_lines_and_runs(tmp_path, monkeypatch, capsys):
     program, _ = PROGRAMS
     assert sum(bool(line.strip()) for line in program.splitlines()) <= 15
     sd3_tiny.tiny(tmp_path / "checkpoint")
     small = program.replace("stabilityai/stable-diffusion-3.5-medium", "checkpoint").replace("steps=100", "steps=2")
     (tmp_path / "program.py").write_text(small)
-    printed = run([sys.executable, "program.py"], cwd=tmp_path).stdout.splitlines()
+    monkeypatch.chdir(tmp_path)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    runpy.run_path("program.py", run_name="__main__")
+    printed = capsys.readouterr().out.splitlines()
     report = tmp_path / printed[-1]
     assert report.name == "report.html" and report.is_file()
     assert json.loads(report.with_name("summary.json").read_text())["steps"] == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ import pytest
 from tests.journeys.browser.answers import watch
 from tests.journeys.browser.runs import make_hostile, make_runs
 from tests.journeys.cli.running import COMMAND, environment
+from tests.processes import Forked
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 NARROW, WIDE = {"width": 400, "height": 800}, {"width": 1280, "height": 900}
@@ -82,24 +82,23 @@ def demo_of(runs: Path | None, folder: Path) -> Iterator[str]:
         "--votes",
         str(folder / "votes.jsonl"),
     ]
-    variables = environment(GRADIO_TEMP_DIR=str(folder / "cache"))
-    with (folder / "demo.log").open("w") as log:
-        demo = subprocess.Popen([*COMMAND, *arguments], env=variables, cwd=folder, stdout=log, stderr=log)
-        try:
-            yield address_of(demo, folder / "demo.log")
-        finally:
-            demo.terminate()
-            demo.wait(600)
+    demo = Forked(COMMAND[-1], arguments, environment(GRADIO_TEMP_DIR=str(folder / "cache")), folder)
+    try:
+        yield address_of(demo)
+        demo.terminate()
+        demo.communicate(600)
+    finally:
+        demo.kill()
 
 
-def address_of(demo: subprocess.Popen[bytes], log: Path) -> str:
+def address_of(demo: Forked) -> str:
     """What the demo prints once it answers."""
     end = time.monotonic() + START
-    while time.monotonic() < end and demo.poll() is None:
-        if told := re.search(r"^(http://\S+) \(Ctrl\+C", log.read_text(), re.MULTILINE):
+    while time.monotonic() < end and demo.returncode is None:
+        if told := re.search(r"^(http://\S+) \(Ctrl\+C", demo.printed, re.MULTILINE):
             return f"{told[1]}/"
         time.sleep(0.1)
-    raise AssertionError(f"the demo did not start: {log.read_text()[-2000:]}")
+    raise AssertionError(f"the demo did not start: {demo.printed[-2000:]}")
 
 
 @pytest.fixture(scope="session")

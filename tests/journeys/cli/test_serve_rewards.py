@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +22,7 @@ from mmgrpo.scoring.envelope import Limits
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.types import Prompt, Text
 from tests.journeys.cli.running import COMMAND, environment, refused
+from tests.processes import Forked
 from tests.unit.scoring.serving import until
 
 OWN = """
@@ -269,22 +270,15 @@ def test_a_reward_is_warmed_up_with_what_it_reads_and_only_if_that_can_be_made_u
 
 
 @contextmanager
-def serving(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    process = subprocess.Popen(
-        [*COMMAND, "serve-rewards", "--port", "0", *options],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-        env=environment(),
-    )
+def serving(folder: Path, *options: str) -> Iterator[tuple[Forked, str]]:
+    process = Forked(COMMAND[-1], ["serve-rewards", "--port", "0", *options], environment(), folder)
     try:
-        assert process.stdout is not None
-        url = process.stdout.readline().split()[-1]
+        until(lambda: "http://" in process.printed and process.printed.endswith("\n"), 1000)
+        [url] = re.findall(r"http://\S+", process.printed)
         until(lambda: httpx.get(f"{url}/health", trust_env=False, timeout=1000).status_code == 200, 1000)
         yield process, url
     finally:
         process.kill()
-        process.wait()
 
 
 def score(url: str, reward: str, text: str) -> httpx.Response:
@@ -311,8 +305,9 @@ def test_a_reward_that_dies_or_hangs_ends_neither_the_server_nor_the_others(tmp_
         (tmp_path / "died").unlink()
         client = Client([url], "length", timeout=1500, patience=1000, pause=0.01)
         assert client([Prompt("a")], [Text("die")]) == [3.0], "the client asks again"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(600) in (0, -signal.SIGTERM)
+        process.terminate()
+        process.communicate(600)
+        assert process.returncode in (0, -signal.SIGTERM)
 
 
 @pytest.mark.slow
