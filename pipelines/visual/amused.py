@@ -16,7 +16,7 @@ are the policy's, drawn and scored alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from pipelines.training import PLAIN, Training, autocast, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER
 from pipelines.visual.options import AmusedOptions
 from pipelines.visual.patches import PATCHES, PatchTokenizer
-from pipelines.visual.sizes import latent_size, sides_of
+from pipelines.visual.sizes import Sides, latent_size
 from pipelines.visual.small import is_small, read_words
 from pipelines.visual.words import WordEncoder
 
@@ -67,6 +67,11 @@ def revealed(places: int, passes: int, schedule: str = "cosine") -> list[int]:
         share = MASKING[schedule](torch.tensor(number) / passes)
         left.append(max(1, min(left[-1] - 1, int((places * share).floor()))))
     return [before - after for before, after in zip(left, [*left[1:], 0], strict=True)]
+
+
+def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
+    """The sides of images that its network takes, with ``factor`` pixels per side of a latent position."""
+    return Sides((1 + bool(config["downsample"])) * factor)
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int = 0) -> None:
@@ -300,7 +305,7 @@ def load(options: AmusedOptions, training: Training = PLAIN) -> Amused:
             f"'{source}': scheduler/scheduler_config.json: masking_schedule: got {schedule!r}, expected "
             f"{' or '.join(MASKING)}"
         )
-    sides, default = sides_of(network, parts.scale), parts.scale * network.config.sample_size
+    sides, default = sides_of(network.config, parts.scale), parts.scale * network.config.sample_size
     sides = sides._replace(unit=parts.patches.size, most=parts.patches.size) if isinstance(parts, Small) else sides
     shape = latent_size(options.height, options.width, sides, factor=parts.scale, default=default)
     return Amused(

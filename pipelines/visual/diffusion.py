@@ -23,7 +23,7 @@ from pipelines.pretrained import locate, read_network, read_pipeline, reading
 from pipelines.training import Training, freeze, make_trainable
 from pipelines.visual.flow import Architecture, FlowModel, latents_of_pixels
 from pipelines.visual.options import StableDiffusionOptions
-from pipelines.visual.sizes import latent_size, sides_of
+from pipelines.visual.sizes import Sides, latent_size
 
 UNET = "unet"
 """Subfolder of the network in a diffusers folder."""
@@ -113,7 +113,7 @@ def load_unet(
         size = latent_size(
             height,
             width,
-            sides_of(network, factor),
+            sides_of(network.config, factor),
             factor=factor,
             default=[factor * side for side in ([positions] * 2 if isinstance(positions, int) else positions)],
         )
@@ -130,6 +130,11 @@ def load_unet(
         sized=sized,
         original_steps=original_steps(pipeline.scheduler),
     )
+
+
+def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
+    """The sides of images that a U-Net takes, with ``factor`` pixels per side of a latent position."""
+    return Sides(max(8, factor))
 
 
 def refuse_other_inputs(source: str, config: Any, channels: int) -> None:

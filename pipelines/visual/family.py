@@ -87,9 +87,10 @@ def visual_family(
     several_images: bool = False,
     planned: bool = False,
 ) -> Family:
-    """The record of a generator, whose ``module`` has its ``load``, and ``check_words`` where its tokenizers can be
-    asked before. The others are those of ``Family``; ``in_step`` holds whatever images the prompts have,
-    of which there are ``several_images``; ``planned``: there is a plan by which processes divide its tokens."""
+    """The record of a generator, whose ``module`` has its ``load``, and what is asked before it: ``check_words`` of
+    tokenizers, ``sides_of`` of a network. The others are those of ``Family``; ``in_step`` holds whatever images the
+    prompts have, of which there are ``several_images``; ``planned``: there is a plan by which processes divide its
+    tokens."""
     clips = "frames" in {one.name for one in fields(options)}
     check_rows = partial(readable, name, module, image_input, several_images, guidance)
     return Family(
@@ -272,7 +273,7 @@ def refuse_model(
     refuse_other_architectures(name, architectures, path)
     for prefix, section in (("model.", config.model), ("sampling.evaluation_", config.sampling)):
         with naming(prefix):
-            refuse_sizes(path, *(getattr(section, prefix.partition(".")[2] + side) for side in SIZE))
+            refuse_sizes(path, module, *(getattr(section, prefix.partition(".")[2] + side) for side in SIZE))
 
 
 def read(

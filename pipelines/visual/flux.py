@@ -8,7 +8,7 @@ evaluation. ``true_cfg_scale`` adds classifier-free guidance proper, with two ev
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -35,13 +35,18 @@ from pipelines.visual.flow import (
 )
 from pipelines.visual.options import FluxOptions
 from pipelines.visual.pipeline import Pipeline
-from pipelines.visual.sizes import latent_size, sides_of
+from pipelines.visual.sizes import Sides, latent_size
 
 LORA_TARGETS = tuple(
     f"attn.{name}"
     for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 )
 """Attention of the double-stream blocks, and queries, keys and values of the single-stream ones."""
+
+
+def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
+    """The sides of images that its network takes, with ``factor`` pixels per side of a latent position."""
+    return Sides(2 * factor)
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
@@ -164,7 +169,7 @@ def load(options: FluxOptions, training: Training = PLAIN, *, kind: type[Flux] =
 
     def sized(height: int, width: int, frames: int) -> tuple[Flux, tuple[int, ...]]:
         default = pipeline.default_sample_size * factor
-        size = latent_size(height, width, sides_of(network, factor), factor=factor, default=default)
+        size = latent_size(height, width, sides_of(network.config, factor), factor=factor, default=default)
         return kind.of(pipeline, options, device, size), (
             network.config.in_channels // 4,
             *size,

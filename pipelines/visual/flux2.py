@@ -21,11 +21,20 @@ from pipelines.conditions import refuse_longer
 from pipelines.pretrained import locate, read_network, read_part, read_pipeline
 from pipelines.training import PLAIN, Training
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
-from pipelines.visual.flux2_klein import LORA_TARGETS, encoded, latents_of, model_of, pixels_of, predicted, spaced
+from pipelines.visual.flux2_klein import (
+    LORA_TARGETS,
+    encoded,
+    latents_of,
+    model_of,
+    pixels_of,
+    predicted,
+    sides_of,
+    spaced,
+)
 from pipelines.visual.options import Flux2Options
 from pipelines.visual.pipeline import Pipeline
 
-__all__ = ["LORA_TARGETS", "Flux2", "load", "words_of"]
+__all__ = ["LORA_TARGETS", "Flux2", "load", "sides_of", "words_of"]
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:

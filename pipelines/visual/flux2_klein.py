@@ -11,7 +11,7 @@ Each given image keeps its size as in the pipeline, cropped to whole tokens; one
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -32,7 +32,7 @@ from pipelines.visual.conditioning_image import by_sizes, optional_images, whole
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.options import KleinOptions
 from pipelines.visual.pipeline import Pipeline
-from pipelines.visual.sizes import latent_size, sides_of
+from pipelines.visual.sizes import Sides, latent_size
 
 LORA_TARGETS = tuple(
     f"attn.{name}"
@@ -45,6 +45,11 @@ LORA_TARGETS = tuple(
 
 LONGEST = 8
 """Largest ratio of the sides of a given image."""
+
+
+def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
+    """The sides of images that its network takes, with ``factor`` pixels per side of a latent position."""
+    return Sides(2 * factor)
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
@@ -218,7 +223,7 @@ def model_of(
     of tokens, and ``guidance`` is the scale of classifier-free guidance."""
     freeze((pipeline.vae, pipeline.text_encoder), torch.device(training.device))
     factor = pipeline.vae_scale_factor
-    sides, default = sides_of(network, factor), pipeline.default_sample_size * factor
+    sides, default = sides_of(network.config, factor), pipeline.default_sample_size * factor
 
     def sized(height: int, width: int, frames: int) -> tuple[Architecture, tuple[int, ...]]:
         size = latent_size(height, width, sides, factor=sides.unit, default=default)

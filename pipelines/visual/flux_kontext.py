@@ -28,6 +28,7 @@ from pipelines.visual.pipeline import Call, Pipeline
 
 LORA_TARGETS = flux.LORA_TARGETS
 check_words = flux.check_words
+sides_of = flux.sides_of
 
 PREFERRED = 1024
 """Side of the square among the preferred sizes."""

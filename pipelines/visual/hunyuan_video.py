@@ -7,7 +7,9 @@ reads the prompt inside a template whose tokens are cut off its hidden states af
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from pipelines.pretrained import locate, read_network, read_part, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.options import HunyuanVideoOptions
-from pipelines.visual.sizes import latent_frames, latent_size, sides_of
+from pipelines.visual.sizes import Sides, latent_frames, latent_size
 
 __all__ = ["LORA_TARGETS", "load"]
 
@@ -61,6 +63,11 @@ class HunyuanVideo(Architecture):
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
         return spacing(steps)
+
+
+def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
+    """The sides of clips that its pipeline takes, which asks for more than the network needs."""
+    return Sides(lcm(16, factor * config["patch_size"]))
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
@@ -140,14 +147,13 @@ def read_hunyuan(kind: Any, source: str, training: Training, network: Any) -> An
 
 
 def latent_clip(
-    pipeline: Any, network: Any, frames: int, height: int, width: int, default: tuple[int, int, int]
+    pipeline: Any, sides: Sides, frames: int, height: int, width: int, default: tuple[int, int, int]
 ) -> tuple[int, int, int]:
     """Latent frames, height and width of a clip; 0 takes the ``default``. ValueError names the nearest that is
     possible."""
-    factor = pipeline.vae_scale_factor_spatial
-    own, *sides = default
-    size = latent_size(height, width, sides_of(network, factor), factor=factor, default=sides)
-    return latent_frames(frames or own, pipeline.vae_scale_factor_temporal), *size
+    longest, *largest = default
+    size = latent_size(height, width, sides, factor=pipeline.vae_scale_factor_spatial, default=largest)
+    return latent_frames(frames or longest, pipeline.vae_scale_factor_temporal), *size
 
 
 def load(options: HunyuanVideoOptions, training: Training = PLAIN) -> FlowModel:
@@ -165,8 +171,10 @@ def load(options: HunyuanVideoOptions, training: Training = PLAIN) -> FlowModel:
     pipeline = read_hunyuan(HunyuanVideoPipeline, source, training, network)
     architecture = HunyuanVideo(pipeline, options.max_sequence_length, options.guidance, torch.device(training.device))
 
+    sides = sides_of(network.config, pipeline.vae_scale_factor_spatial)
+
     def sized(height: int, width: int, frames: int) -> tuple[HunyuanVideo, tuple[int, ...]]:
-        size = latent_clip(pipeline, network, frames, height, width, (FRAMES, HEIGHT, WIDTH))
+        size = latent_clip(pipeline, sides, frames, height, width, (FRAMES, HEIGHT, WIDTH))
         return architecture, (network.config.in_channels, *size)
 
     return FlowModel(

@@ -14,6 +14,7 @@ That pipeline reads no adapters: ``pipe.transformer.load_lora_adapter(folder)`` 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.hunyuan_video import LORA_TARGETS, clips_of_latents, latent_clip, spacing
 from pipelines.visual.options import HunyuanVideo15Options
 from pipelines.visual.pipeline import Call, Pipeline
+from pipelines.visual.sizes import Sides
 
 __all__ = ["LORA_TARGETS", "check_words", "load"]
 
@@ -93,6 +95,11 @@ def quoted(text: str) -> str:
 
     found: Any = extract_glyph_texts(text)  # diffusers' annotation is another type
     return found or ""
+
+
+def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
+    """The sides of images that its network takes, with ``factor`` pixels per side of a latent position."""
+    return Sides(factor * config["patch_size"])
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
@@ -187,8 +194,10 @@ def load(options: HunyuanVideo15Options, training: Training = PLAIN) -> FlowMode
     wide, high = pipeline.default_aspect_ratio
     own = pipeline.video_processor.calculate_default_height_width(high, wide, pipeline.target_size)
 
+    sides = sides_of(network.config, pipeline.vae_scale_factor_spatial)
+
     def sized(height: int, width: int, frames: int) -> tuple[HunyuanVideo15, tuple[int, ...]]:
-        size = latent_clip(pipeline, network, frames, height, width, (FRAMES, *own))
+        size = latent_clip(pipeline, sides, frames, height, width, (FRAMES, *own))
         return architecture, (pipeline.num_channels_latents, *size)
 
     return FlowModel(

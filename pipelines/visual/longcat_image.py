@@ -8,6 +8,7 @@ longer. diffusers' pipeline lets Qwen rewrite the prompt unless it is told not t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,12 +34,17 @@ from pipelines.visual.flow import (
 from pipelines.visual.flux import LORA_TARGETS, pack, places, unpack
 from pipelines.visual.options import LongCatOptions
 from pipelines.visual.pipeline import Pipeline
-from pipelines.visual.sizes import latent_size, sides_of
+from pipelines.visual.sizes import Sides, latent_size
 
 __all__ = ["LORA_TARGETS", "LongCatImage", "load"]
 
 TEXT_TOKENS = LongCatOptions.max_sequence_length
 """Tokens of the words; the positions of the image begin behind them."""
+
+
+def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
+    """The sides of images that its network takes, with ``factor`` pixels per side of a latent position."""
+    return Sides(2 * factor)
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int = TEXT_TOKENS) -> None:
@@ -133,7 +139,7 @@ def load(options: LongCatOptions, training: Training = PLAIN) -> FlowModel:
 
     def sized(height: int, width: int, frames: int) -> tuple[LongCatImage, tuple[int, ...]]:
         default = pipeline.default_sample_size * factor
-        size = latent_size(height, width, sides_of(network, factor), factor=factor, default=default)
+        size = latent_size(height, width, sides_of(network.config, factor), factor=factor, default=default)
         return LongCatImage(pipeline, options.cfg_renorm_min, device, size), (network.config.in_channels // 4, *size)
 
     return FlowModel(

@@ -23,12 +23,12 @@ from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
-from pipelines.visual.ltx_video import clips_of_latents, spacing
+from pipelines.visual.ltx_video import clips_of_latents, sides_of, spacing
 from pipelines.visual.options import Ltx2Options
 from pipelines.visual.pipeline import Call, Pipeline
-from pipelines.visual.sizes import latent_frames, latent_size, sides_of
+from pipelines.visual.sizes import latent_frames, latent_size
 
-__all__ = ["LORA_TARGETS", "load"]
+__all__ = ["LORA_TARGETS", "load", "sides_of"]
 
 ATTENTIONS = ("attn1", "attn2", "audio_attn1", "audio_attn2", "audio_to_video_attn", "video_to_audio_attn")
 LORA_TARGETS = tuple(f"{attn}.{name}" for attn in ATTENTIONS for name in ("to_q", "to_k", "to_v", "to_out.0"))
@@ -173,7 +173,7 @@ def load(options: Ltx2Options, training: Training = PLAIN) -> FlowModel:
 
     def sized(height: int, width: int, frames: int) -> tuple[Ltx2, tuple[int, ...]]:
         factor, frames = pipeline.vae_spatial_compression_ratio, frames or FRAMES
-        sides = latent_size(height, width, sides_of(network, factor), factor=factor, default=(HEIGHT, WIDTH))
+        sides = latent_size(height, width, sides_of(network.config, factor), factor=factor, default=(HEIGHT, WIDTH))
         size = latent_frames(frames, pipeline.vae_temporal_compression_ratio), *sides
         architecture = Ltx2(
             pipeline,

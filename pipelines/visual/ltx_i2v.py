@@ -30,13 +30,14 @@ from pipelines.visual.ltx_video import (
     latent_clip,
     places,
     read_ltx,
+    sides_of,
     spacing,
     velocity,
 )
 from pipelines.visual.options import LtxImageOptions
 from pipelines.visual.pipeline import Pipeline, as_tokens
 
-__all__ = ["LORA_TARGETS", "load"]
+__all__ = ["LORA_TARGETS", "load", "sides_of"]
 
 
 @dataclass(frozen=True)

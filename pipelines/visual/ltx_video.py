@@ -7,7 +7,9 @@ embedding takes the places of tokens in seconds, so that the rate of the clip (`
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift
 from pipelines.visual.options import LtxVideoOptions
 from pipelines.visual.pipeline import Pipeline, as_tokens
-from pipelines.visual.sizes import latent_frames, latent_size, sides_of
+from pipelines.visual.sizes import Sides, latent_frames, latent_size
 
 __all__ = ["LORA_TARGETS", "load"]
 
@@ -32,6 +34,11 @@ LORA_TARGETS = tuple(f"{attn}.{name}" for attn in ("attn1", "attn2") for name in
 
 FRAMES, HEIGHT, WIDTH, FPS = 161, 512, 704, 25.0
 """The pipeline's own clips."""
+
+
+def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
+    """The sides of clips that its pipeline takes, which asks for more than the network needs."""
+    return Sides(lcm(32, factor))
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
@@ -140,7 +147,9 @@ def latent_clip(pipeline: Any, frames: int, height: int, width: int) -> tuple[in
     """Latent frames, height and width of a clip; 0 takes the pipeline's own. ValueError names the nearest that is
     possible."""
     factor = pipeline.vae_spatial_compression_ratio
-    size = latent_size(height, width, sides_of(pipeline.transformer, factor), factor=factor, default=(HEIGHT, WIDTH))
+    size = latent_size(
+        height, width, sides_of(pipeline.transformer.config, factor), factor=factor, default=(HEIGHT, WIDTH)
+    )
     return latent_frames(frames or FRAMES, pipeline.vae_temporal_compression_ratio), *size
 
 

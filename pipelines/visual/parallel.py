@@ -170,7 +170,7 @@ def refuse_model(
     refuse_none(path, options, module)
     refuse_other_architectures(name, architectures, path)
     with naming("model."):
-        refuse_sizes(path, config.model.height, config.model.width, 0)
+        refuse_sizes(path, module, config.model.height, config.model.width, 0)
 
 
 def readable(

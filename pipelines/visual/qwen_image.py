@@ -6,6 +6,7 @@ g gives each token the direction of v_empty + g (v_prompt - v_empty) and the nor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ from pipelines.visual.flux import LORA_TARGETS, pack, unpack
 from pipelines.visual.options import QwenImageOptions
 from pipelines.visual.pipeline import Pipeline
 from pipelines.visual.qwen_image_tiny import tiny
-from pipelines.visual.sizes import latent_size, sides_of
+from pipelines.visual.sizes import Sides, latent_size
 
 __all__ = ["LORA_TARGETS", "QwenImage", "load", "tiny"]
 
@@ -34,6 +35,11 @@ NOTHING = " "
 
 TEXT_TOKENS = 1024
 """Tokens of a prompt that the pipeline reads at most."""
+
+
+def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
+    """The sides of images that its network takes, with ``factor`` pixels per side of a latent position."""
+    return Sides(2 * factor)
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
@@ -142,7 +148,7 @@ def load(options: QwenImageOptions, training: Training = PLAIN) -> FlowModel:
 
     def sized(height: int, width: int, frames: int) -> tuple[QwenImage, tuple[int, ...]]:
         default = pipeline.default_sample_size * factor
-        size = latent_size(height, width, sides_of(network, factor), factor=factor, default=default)
+        size = latent_size(height, width, sides_of(network.config, factor), factor=factor, default=default)
         return QwenImage(pipeline, options.max_sequence_length, device, size), (network.config.in_channels // 4, *size)
 
     return FlowModel(

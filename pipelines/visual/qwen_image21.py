@@ -30,7 +30,7 @@ from pipelines.visual.options import QwenImage21Options
 from pipelines.visual.pipeline import Pipeline, as_tokens
 from pipelines.visual.qwen_image import NOTHING, latent_statistics
 from pipelines.visual.qwen_image_edit import edit_processor
-from pipelines.visual.sizes import latent_size, sides_of
+from pipelines.visual.sizes import Sides, latent_size
 
 __all__ = ["LORA_TARGETS", "QwenImage21", "load"]
 
@@ -42,6 +42,11 @@ PER_SLOT = 4
 
 DEFAULT_SIZE = 1024
 """Height and width in pixels of the pipeline."""
+
+
+def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
+    """The sides of images that its network takes, with ``factor`` pixels per side of a latent position."""
+    return Sides(2 * factor)
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
@@ -148,7 +153,7 @@ def load(options: QwenImage21Options, training: Training = PLAIN) -> FlowModel:
     factor = pipeline.vae_scale_factor
 
     def sized(height: int, width: int, frames: int) -> tuple[QwenImage21, tuple[int, ...]]:
-        size = latent_size(height, width, sides_of(network, factor), factor=factor, default=DEFAULT_SIZE)
+        size = latent_size(height, width, sides_of(network.config, factor), factor=factor, default=DEFAULT_SIZE)
         return QwenImage21(pipeline, options.max_sequence_length, device, size), (network.config.in_channels, *size)
 
     return FlowModel(

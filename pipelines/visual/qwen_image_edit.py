@@ -24,10 +24,17 @@ from pipelines.visual.flow import TRANSFORMER, FlowModel
 from pipelines.visual.flux import LORA_TARGETS, pack, unpack
 from pipelines.visual.options import QwenImageEditOptions
 from pipelines.visual.pipeline import Pipeline
-from pipelines.visual.qwen_image import NOTHING, QwenImage, check_text_tokens, latent_statistics, predicted
-from pipelines.visual.sizes import latent_size, sides_of
+from pipelines.visual.qwen_image import (
+    NOTHING,
+    QwenImage,
+    check_text_tokens,
+    latent_statistics,
+    predicted,
+    sides_of,
+)
+from pipelines.visual.sizes import latent_size
 
-__all__ = ["LORA_TARGETS", "load"]
+__all__ = ["LORA_TARGETS", "load", "sides_of"]
 
 PLUS = "QwenImageEditPlusPipeline"
 PLUS_READS = 384
@@ -150,7 +157,7 @@ def load(options: QwenImageEditOptions, training: Training = PLAIN) -> FlowModel
 
     def sized(height: int, width: int, frames: int) -> tuple[QwenImageEdit, tuple[int, ...]]:
         default = pipeline.default_sample_size * factor
-        size = latent_size(height, width, sides_of(network, factor), factor=factor, default=default)
+        size = latent_size(height, width, sides_of(network.config, factor), factor=factor, default=default)
         architecture = QwenImageEdit(pipeline, options.max_sequence_length, device, size, options.given_size, read_size)
         return architecture, (network.config.in_channels // 4, *size)
 

@@ -16,6 +16,7 @@ the Euler scheduler keeps its own levels.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +32,15 @@ from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, latents_of_pixels, pixels_of_latents
 from pipelines.visual.options import SanaOptions
-from pipelines.visual.sizes import latent_size, sides_of
+from pipelines.visual.sizes import Sides, latent_size
 
 LORA_TARGETS = tuple(f"{attn}.{name}" for attn in ("attn1", "attn2") for name in ("to_q", "to_k", "to_v", "to_out.0"))
 """Projections of the linear self-attention and of the cross-attention, as in cosmos-rl's recipe for Sana."""
+
+
+def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
+    """The sides of images that its network takes, with ``factor`` pixels per side of a latent position."""
+    return Sides(factor * config["patch_size"])
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
@@ -168,7 +174,7 @@ def load(options: SanaOptions, training: Training = PLAIN) -> FlowModel:
         default = config.sample_size * factor
         return architecture, (
             config.in_channels,
-            *latent_size(height, width, sides_of(network, factor), factor=factor, default=default),
+            *latent_size(height, width, sides_of(network.config, factor), factor=factor, default=default),
         )
 
     return FlowModel(

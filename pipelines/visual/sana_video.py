@@ -8,7 +8,9 @@ noise levels are those of Sana.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
 import torch
@@ -31,7 +33,7 @@ from pipelines.visual.sana import (
     spacing,
     velocity,
 )
-from pipelines.visual.sizes import latent_frames, latent_size, sides_of
+from pipelines.visual.sizes import Sides, latent_frames, latent_size
 
 __all__ = ["LORA_TARGETS", "check_words", "load"]
 
@@ -39,6 +41,12 @@ FRAMES, FPS = 81, 16.0
 SIZES = {30: (480, 832), 22: (704, 1280)}
 """Height and width of the clips of published models, by the ``sample_size`` of the network."""
 VAES = ("AutoencoderKLWan", "AutoencoderKLLTX2Video")
+
+
+def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
+    """The sides of clips that its pipeline takes, which asks for more than the network needs."""
+    unit, most = wan.sides_of(config, factor)
+    return Sides(lcm(32, unit), most)
 
 
 @dataclass(frozen=True)
@@ -120,7 +128,7 @@ def load(options: SanaVideoOptions, training: Training = PLAIN) -> FlowModel:
 
     def sized(height: int, width: int, frames: int) -> tuple[SanaVideo, tuple[int, ...]]:
         default = SIZES.get(config.sample_size, SIZES[30])
-        size = latent_size(height, width, sides_of(network, factor), factor=factor, default=default)
+        size = latent_size(height, width, sides_of(network.config, factor), factor=factor, default=default)
         length = latent_frames(frames or FRAMES, pipeline.vae_scale_factor_temporal, config.rope_max_seq_len)
         return architecture, (config.in_channels, length, *size)
 

@@ -6,6 +6,7 @@ and a VAE), and a small one (``pipelines.visual.small``) with the same ``SD3Tran
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from pipelines.visual.flow import (
 )
 from pipelines.visual.options import FlowOptions
 from pipelines.visual.sd3_tiny import tiny, tiny_words
-from pipelines.visual.sizes import latent_size, sides_of
+from pipelines.visual.sizes import Sides, latent_size
 from pipelines.visual.small import SmallModel, is_small, read_words
 
 __all__ = ["LORA_TARGETS", "load", "tiny", "tiny_words"]
@@ -59,6 +60,11 @@ def spacing(scheduler: Any, steps: int, tokens: int) -> dict[str, Any]:
     """The scheduler's own levels, shifted according to the number of image tokens if it uses dynamic shifting."""
     dynamic = scheduler.config.get("use_dynamic_shifting")
     return {"num_inference_steps": steps} | ({"mu": image_shift(scheduler.config, tokens, 1.16)} if dynamic else {})
+
+
+def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
+    """The sides of images that its network takes, with ``factor`` pixels per side of a latent position."""
+    return Sides(factor * config["patch_size"], factor * config["patch_size"] * config["pos_embed_max_size"])
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
@@ -167,7 +173,7 @@ def load(options: FlowOptions, training: Training = PLAIN) -> FlowModel:
     enlarger = Enlarger.of(source, device)
     config = network.config
     factor = enlarger.scale if enlarger else 1 if small else pipeline.vae_scale_factor
-    sides = sides_of(network, factor)
+    sides = sides_of(network.config, factor)
     words = read_words(source, device) if small else None
 
     def sized(height: int, width: int, frames: int) -> tuple[Architecture, tuple[int, ...]]:

@@ -20,11 +20,11 @@ from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.visual.conditioning_image import conditioning_image, given_output
 from pipelines.visual.flow import TRANSFORMER, FlowModel
 from pipelines.visual.options import EditOptions
-from pipelines.visual.sd3 import LORA_TARGETS, Small, velocity
-from pipelines.visual.sizes import latent_size, sides_of
+from pipelines.visual.sd3 import LORA_TARGETS, Small, sides_of, velocity
+from pipelines.visual.sizes import latent_size
 from pipelines.visual.small import read_words
 
-__all__ = ["LORA_TARGETS", "load"]
+__all__ = ["LORA_TARGETS", "load", "sides_of"]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def load(options: EditOptions, training: Training = PLAIN) -> FlowModel:
     scheduler, words = read_scheduler(source), read_words(source, device)
 
     def sized(height: int, width: int, frames: int) -> tuple[SmallEdit, tuple[int, ...]]:
-        size = latent_size(height, width, sides_of(network, 1), factor=1, default=config.sample_size)
+        size = latent_size(height, width, sides_of(network.config, 1), factor=1, default=config.sample_size)
         tokens = (size[0] // config.patch_size) * (size[1] // config.patch_size)
         return SmallEdit(words, scheduler, tokens, size=size), (config.out_channels, *size)
 

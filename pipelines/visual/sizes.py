@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from math import lcm
+import importlib
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from mmgrpo.runtime.memory import compression
@@ -16,39 +16,6 @@ class Sides(NamedTuple):
     """They are multiples of it,"""
     most: int = 1 << 30
     """and at most as long."""
-
-
-SIDES: Mapping[str, Callable[[Any, int], Sides]] = {
-    "FluxTransformer2DModel": lambda config, factor: Sides(2 * factor),
-    "Flux2Transformer2DModel": lambda config, factor: Sides(2 * factor),
-    "LongCatImageTransformer2DModel": lambda config, factor: Sides(2 * factor),
-    "QwenImage21Transformer2DModel": lambda config, factor: Sides(2 * factor),
-    "QwenImageTransformer2DModel": lambda config, factor: Sides(2 * factor),
-    "ZImageTransformer2DModel": lambda config, factor: Sides(2 * factor, 2 * factor * min(config["axes_lens"][1:])),
-    "SD3Transformer2DModel": lambda config, factor: Sides(
-        factor * config["patch_size"], factor * config["patch_size"] * config["pos_embed_max_size"]
-    ),
-    "SanaTransformer2DModel": lambda config, factor: Sides(factor * config["patch_size"]),
-    "WanTransformer3DModel": lambda config, factor: Sides(
-        factor * config["patch_size"][1], factor * config["patch_size"][1] * config["rope_max_seq_len"]
-    ),
-    # The pipelines of these ask for more than the networks need.
-    "SanaVideoTransformer3DModel": lambda config, factor: Sides(
-        lcm(32, factor * config["patch_size"][1]), factor * config["patch_size"][1] * config["rope_max_seq_len"]
-    ),
-    "HunyuanVideoTransformer3DModel": lambda config, factor: Sides(lcm(16, factor * config["patch_size"])),
-    "HunyuanVideo15Transformer3DModel": lambda config, factor: Sides(factor * config["patch_size"]),
-    "LTXVideoTransformer3DModel": lambda config, factor: Sides(lcm(32, factor)),
-    "LTX2VideoTransformer3DModel": lambda config, factor: Sides(lcm(32, factor)),
-    "UVit2DModel": lambda config, factor: Sides((1 + bool(config["downsample"])) * factor),
-    "UNet2DConditionModel": lambda config, factor: Sides(max(8, factor)),
-}
-"""Class of a network to the sides that it takes, by its configuration and the pixels per side of a latent position."""
-
-
-def sides_of(network: Any, factor: int) -> Sides:
-    """The sides of images that a network of diffusers takes, with ``factor`` pixels per side of a latent position."""
-    return SIDES[type(network).__name__](network.config, factor)
 
 
 def latent_size(height: int, width: int, sides: Sides, *, factor: int, default: int | Sequence[int]) -> tuple[int, int]:
@@ -68,15 +35,16 @@ def latent_size(height: int, width: int, sides: Sides, *, factor: int, default: 
     return height // factor, width // factor
 
 
-def refuse_sizes(path: str, height: int, width: int, frames: int) -> None:
+def refuse_sizes(path: str, module: str, height: int, width: int, frames: int) -> None:
     """ValueError for a size that a model does not make, by the configurations in its folder or on the hub; zeros are
-    its own. A network that ``SIDES`` does not name is not asked."""
+    its own. ``module`` has the family's ``sides_of``; without one it is the loader that says so."""
     from pipelines.pretrained import read_json
 
     if not (height or width or frames):
         return
     network = read_json(path, "transformer/config.json") or read_json(path, "unet/config.json") or {}
-    if (rule := SIDES.get(str(network.get("_class_name")))) is None:
+    rule: Callable[[Any, int], Sides] | None = getattr(importlib.import_module(module), "sides_of", None)
+    if not network or rule is None:
         return
     if vae := read_json(path, "vae/config.json") or read_json(path, "vqvae/config.json"):
         factor, pace = compression(vae)

@@ -29,12 +29,13 @@ from pipelines.visual.hunyuan_video import (
     encode_words,
     latent_clip,
     read_hunyuan,
+    sides_of,
     spacing,
     velocity,
 )
 from pipelines.visual.options import SkyreelsOptions
 
-__all__ = ["LORA_TARGETS", "load"]
+__all__ = ["LORA_TARGETS", "load", "sides_of"]
 
 FRAMES, HEIGHT, WIDTH = 97, 544, 960
 """The model's own clips."""
@@ -112,8 +113,10 @@ def load(options: SkyreelsOptions, training: Training = PLAIN) -> FlowModel:
             "model.family=hunyuan_video for text-to-video"
         )
 
+    sides = sides_of(network.config, pipeline.vae_scale_factor_spatial)
+
     def sized(height: int, width: int, frames: int) -> tuple[Skyreels, tuple[int, ...]]:
-        size = latent_clip(pipeline, network, frames, height, width, (FRAMES, HEIGHT, WIDTH))
+        size = latent_clip(pipeline, sides, frames, height, width, (FRAMES, HEIGHT, WIDTH))
         device = torch.device(training.device)
         return Skyreels(pipeline, options.max_sequence_length, options.guidance, device, size[1:]), (channels, *size)
 

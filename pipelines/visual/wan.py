@@ -12,6 +12,7 @@ never rounded.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from pipelines.pretrained import locate, read_json, read_network, read_pipeline,
 from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.options import WanOptions
-from pipelines.visual.sizes import SIDES, latent_frames, latent_size
+from pipelines.visual.sizes import Sides, latent_frames, latent_size
 from pipelines.visual.small import is_small, read_words
 from pipelines.visual.wan_experts import SECOND, Experts, make_experts_trainable
 from pipelines.visual.wan_small import Clip, Small
@@ -43,6 +44,12 @@ IMAGE_TARGETS = ("add_k_proj", "add_v_proj")
 """Those of the attention to the tokens of an image, where a network has it."""
 
 EXAMPLE = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+
+
+def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
+    """The sides of clips that its network takes, with ``factor`` pixels per side of a latent position."""
+    patch = factor * config["patch_size"][1]
+    return Sides(patch, patch * config["rope_max_seq_len"])
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
@@ -216,8 +223,9 @@ def refuse_second_scale(guidance_2: float, source: str) -> None:
 def latent_clip(clip: Clip, own: Clip, config: Any, factor: int = 1, temporal: int = 1) -> tuple[int, int, int]:
     """Frames, height and width of the latents of a clip, where zeros are those of the model's ``own``; ValueError for
     what it cannot do."""
-    sides = SIDES["WanTransformer3DModel"](config, factor)
-    size = latent_size(clip.height, clip.width, sides, factor=factor, default=(own.height, own.width))
+    size = latent_size(
+        clip.height, clip.width, sides_of(config, factor), factor=factor, default=(own.height, own.width)
+    )
     return (latent_frames(clip.frames or own.frames, temporal, config.rope_max_seq_len), *size)
 
 

@@ -36,6 +36,7 @@ IMAGE_CONTEXT = 512
 
 
 check_words = wan.check_words
+sides_of = wan.sides_of
 
 
 @dataclass(frozen=True)

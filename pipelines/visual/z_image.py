@@ -30,7 +30,7 @@ from pipelines.visual.flow import (
 )
 from pipelines.visual.options import ZImageOptions
 from pipelines.visual.pipeline import Call, Pipeline
-from pipelines.visual.sizes import latent_size, sides_of
+from pipelines.visual.sizes import Sides, latent_size
 
 LORA_TARGETS = tuple(f"attention.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0"))
 """Projections of the attention of all blocks, the refiners' too."""
@@ -43,6 +43,11 @@ MULTIPLE = 32
 
 PIXELS = 1024
 """Height and width of the pipeline's images by default."""
+
+
+def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
+    """The sides of images that its network takes, with ``factor`` pixels per side of a latent position."""
+    return Sides(2 * factor, 2 * factor * min(config["axes_lens"][1:]))
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
@@ -129,7 +134,7 @@ def load(options: ZImageOptions, training: Training = PLAIN) -> FlowModel:
             f"max_sequence_length: got {options.max_sequence_length}, expected at most {most}, for which the network "
             "has positions"
         )
-    sides = sides_of(network, factor)
+    sides = sides_of(network.config, factor)
 
     def sized(height: int, width: int, frames: int) -> tuple[ZImage, tuple[int, ...]]:
         size = latent_size(height, width, sides, factor=factor, default=PIXELS)

@@ -11,7 +11,6 @@ import torch
 from accelerate.state import AcceleratorState
 
 from mmgrpo.config import plugins
-from mmgrpo.family import all_families
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Image, Prompt
 from pipelines.visual import sd3_tiny
@@ -83,10 +82,3 @@ def test_the_readme_can_be_read_in_one_sitting():
 def test_recipes_of_the_readme_exist():
     named = set(re.findall(r"`((?:visual|vlm|speech)/\w+)`", README))
     assert len(named) > 5 and named <= set(plugins.recipes())
-
-
-def test_the_table_of_models_names_every_family():
-    """By the first word of its record, where that is the name of a model."""
-    (table,) = re.findall(r"\n\| \| models \|.*?\n\n", README, re.DOTALL)
-    names = {family.about.split()[0].rstrip(",:") for family in all_families().values()}
-    assert not {name for name in names if not name.islower() and name not in table}
