@@ -275,7 +275,8 @@ def measure(case: Case) -> dict[str, Any]:
     from mmgrpo.data.splits import Splits
     from mmgrpo.family import family
     from mmgrpo.inputs import RunInputs
-    from mmgrpo.runtime.sharding import SHARDED, local
+    from mmgrpo.runtime.distributed import local
+    from mmgrpo.runtime.sharding import sharding_of
 
     size, accelerator = SIZES[case.network], Accelerator(cpu=True)
     owner, world = family(size.family), accelerator.num_processes
@@ -314,7 +315,7 @@ def measure(case: Case) -> dict[str, Any]:
         trainer.run_round(bar)
         trainer.optimizer.register_step_pre_hook(step)
         policy.network.register_forward_pre_hook(call)
-        sharding = SHARDED.get(policy.network)
+        sharding = sharding_of(policy.network)
         inside = agreed(policy.network, sharding.calls, counts) if sharding and sharding.calls else set()
         rest = [one for name, one in policy.network.named_parameters() if name not in inside]
         counted = Counted(held_now())

@@ -18,10 +18,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
-from mmgrpo.runtime.distributed import DataRank, gather_rows, gather_texts
+from mmgrpo.runtime.distributed import DataRank, drawing_weights, gather_rows, gather_texts
 from mmgrpo.runtime.finite import refuse_tensors
-from mmgrpo.runtime.progress_bar import progress_bar
-from mmgrpo.runtime.sharding import drawing_weights
+from mmgrpo.runtime.progress import progress_bar
 from mmgrpo.scoring import Scorer, of_unfailed, score_column, score_outputs
 from mmgrpo.statistics import bootstrap_ratio, mean_of_scored, paired_ratio_difference
 from mmgrpo.types import Output, Policy, Prompt, Request, Text

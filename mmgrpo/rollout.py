@@ -40,13 +40,13 @@ from mmgrpo.randomness import derive
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.distributed import (
     DataRank,
+    drawing_weights,
     gather_decisions,
     gather_reward_scores,
     join_decisions,
     row_counts,
     total,
 )
-from mmgrpo.runtime.sharding import drawing_weights
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores, mean_of_valid, of_unfailed
 from mmgrpo.scoring.isolation import column_or_nan
 from mmgrpo.scoring.remarks import remarked

@@ -2,7 +2,7 @@
 
 Where the output is no terminal (a pipe, a file) lists and tables are not wrapped, so that grep and others read whole
 lines; COLUMNS sets a width there too. There are no colours where NO_COLOR is set (no-color.org), where TERM is dumb, or
-where there is no terminal, and progress is then a line per interval (``mmgrpo.runtime.progress_bar``).
+where there is no terminal, and progress is then a line per interval (``mmgrpo.runtime.progress``).
 """
 
 from __future__ import annotations

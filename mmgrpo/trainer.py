@@ -34,16 +34,14 @@ from mmgrpo.requirements.runs import refuse_unfit, refuse_untrainable
 from mmgrpo.rollout import Round, sample_round
 from mmgrpo.rounds.callback import Callback, Callbacks, Hyperparameters
 from mmgrpo.runtime.averaging import InitialWeights
-from mmgrpo.runtime.distributed import largest, sum_gradients
+from mmgrpo.runtime.distributed import clip_gradients, largest, sum_gradients
 from mmgrpo.runtime.finite import NotFinite, refuse_skipped, refuse_tensors
 from mmgrpo.runtime.metrics import Tally, peak_memory_gib
 from mmgrpo.runtime.optimizers import make_optimizer
-from mmgrpo.runtime.progress import Interrupted, Interruption
-from mmgrpo.runtime.progress_bar import progress_bar
+from mmgrpo.runtime.progress import Interrupted, Interruption, progress_bar
 from mmgrpo.runtime.saved_model import write_model
-from mmgrpo.runtime.sharding import clip_gradients, whole_state
-from mmgrpo.scoring import Scorer
-from mmgrpo.scoring.context import report
+from mmgrpo.runtime.sharding import whole_state
+from mmgrpo.scoring import Scorer, report
 from mmgrpo.types import Policy, Prompt
 from mmgrpo.update import Batch, accumulate_gradients, minibatches, on_device, rescored, set_rate, step_metrics
 

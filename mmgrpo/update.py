@@ -42,10 +42,9 @@ from mmgrpo.prompts.added import ADDITIONS
 from mmgrpo.prompts.hints import HINTS
 from mmgrpo.prompts.judging import JUDGINGS
 from mmgrpo.runtime.devices import put
-from mmgrpo.runtime.distributed import sum_over_ranks
+from mmgrpo.runtime.distributed import backward, in_step, scoring_weights, sum_over_ranks
 from mmgrpo.runtime.metrics import Tally
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, bind_networks, is_critic, is_reward_model, name_of
-from mmgrpo.runtime.sharding import backward, in_step, scoring_weights
 from mmgrpo.types import (
     HINTED,
     OWN,

@@ -16,7 +16,7 @@ from accelerate.state import is_initialized
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Skipped, file_of
 from mmgrpo.data.streaming import StoredPrompts
-from mmgrpo.runtime.progress_bar import progress_bar
+from mmgrpo.runtime.progress import progress_bar
 from mmgrpo.types import Media, Prompt
 
 WORKERS = 4

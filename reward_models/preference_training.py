@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mmgrpo.runtime.progress_bar import progress_bar
+from mmgrpo.runtime.progress import progress_bar
 from reward_models.evaluation.comparison import Comparison
 from reward_models.preference import SCENES, Description, PreferenceModel
 

@@ -19,7 +19,7 @@ import ast
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib import import_module
@@ -43,6 +43,12 @@ _OF_ALL = frozenset(
     {"old_log_probs", "sampler_log_probs", "read_log_probs", "estimate_error", "order_gap", *SCORES_OF_NETWORKS}
 )
 """Names of that form which are of no named network: records of the rollout, and scores of the present one."""
+
+
+def networks_of(scores: Iterable[str]) -> list[str]:
+    """Names of the networks that scores (``NETWORK.SCORE``) are of, in one order on all ranks."""
+    return sorted({found[0] for score in scores if (found := re.match(r"\w+(?=\.)", score))})
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -16,8 +16,8 @@ from mmgrpo.diffusion.kernels import History, ddim, dpmpp_2m, euler, no_history
 from mmgrpo.diffusion.schedules import Grid, Sizes
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.devices import put
+from mmgrpo.runtime.distributed import in_step
 from mmgrpo.runtime.finite import refuse_nonfinite
-from mmgrpo.runtime.sharding import in_step
 from mmgrpo.types import Media, Output, Prompt, Record, Reference, Request
 
 

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from mmgrpo.config.registry import networks_of
 from mmgrpo.files import share
 from mmgrpo.policies.generation import draw_tokens, entropy_of
 from mmgrpo.randomness import stream
@@ -137,7 +138,7 @@ class CategoricalPolicy:
         scores: Scores = {"log_probs": distribution.gather(1, classes)[:, 0]}
         if "entropy" in names:
             scores["entropy"] = entropy_of(distribution)
-        for other in self.networks.asked(names):
+        for other in networks_of(names):
             with torch.no_grad(), self.networks(other) as network:
                 scores[f"{other}.log_probs"] = self._log_softmax(network, prompts)[index].gather(1, classes)[:, 0]
         return scores

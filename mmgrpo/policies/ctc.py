@@ -36,6 +36,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from mmgrpo.config.registry import networks_of
 from mmgrpo.files import share
 from mmgrpo.policies.categorical import Choice
 from mmgrpo.policies.generation import draw_tokens
@@ -236,7 +237,7 @@ class CtcPolicy:
         """Score the part's transcripts again under the present parameters."""
         transcripts: Transcripts = rollout.steps  # type: ignore[assignment]
         scores: Scores = {"log_probs": self._log_probs(self.network, transcripts, part.on_host)}
-        for other in self.networks.asked(names):
+        for other in networks_of(names):
             with torch.no_grad(), self.networks(other) as network:
                 scores[f"{other}.log_probs"] = self._log_probs(network, transcripts, part.on_host)
         return scores

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from mmgrpo.advantages.select import most_varied
 from mmgrpo.config.conflicts import PROCESS
+from mmgrpo.config.registry import networks_of
 from mmgrpo.diffusion.completions import OUTPUT, Stage, completed, completion_evaluations, points_to_end
 from mmgrpo.diffusion.kernels import (
     History,
@@ -664,7 +665,7 @@ class DenoisingPolicy:
             scores["dt"] = walk.grid.dt(places)
         norm = own(lambda one: norm_of(one)[inverse], self.solver.mean(output))
         scores["velocity_norm"] = norm if "velocity_norm" in names else norm.detach()  # for the metric velocity/norm
-        for other in self.networks.asked(names):
+        for other in networks_of(names):
             tasks = [rollout.prompts[row].task for row in part.entry_rows]
             original = self.networks.evaluate(
                 other,

@@ -31,7 +31,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.config.ranges import ANY_NUMBER, POSITIVE_FRACTION
-from mmgrpo.config.registry import bind, block, table_of
+from mmgrpo.config.registry import bind, block, networks_of, table_of
 from mmgrpo.diffusion.kernels import no_history, over_latent
 from mmgrpo.diffusion.noising import clean_scale, noised, target
 from mmgrpo.diffusion.ode import DenoisingModel, GivenOutputs, Solver, given_records
@@ -523,7 +523,7 @@ class FlowMatchingPolicy:
             scores |= self._judged(rollout, part, velocity - wanted)
         if self.queries is not None:
             scores |= self._estimates(matches, part, names, noisy, velocity)
-        for other in self.networks.asked(names - estimates):
+        for other in networks_of(names - estimates):
             original = self._of_network(rollout, part, other)
             scores[f"{other}.log_probs"] = self._log_probs(matches, part, original)
             scores[f"{other}.velocity_gap"] = over_latent((velocity - original).square())
@@ -532,7 +532,7 @@ class FlowMatchingPolicy:
                 scores[f"{other}.clean"] = noisy - over(level, noisy) * original
             if other == REFERENCE_NETWORK:  # for the metric velocity/norm_ratio
                 scores.setdefault(f"{other}.velocity_norm", original.flatten(1).norm(dim=1))
-        for other in self.networks.asked(estimates):
+        for other in networks_of(estimates):
             guided = self._of_network(rollout, part, other, self.referring)
             scores[f"{other}.guided_clean"] = noisy - over(level, noisy) * guided
             if f"{other}.direction" in names:

@@ -27,6 +27,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from mmgrpo.config.registry import networks_of
 from mmgrpo.diffusion.ode import DenoisingModel, Solver
 from mmgrpo.diffusion.schedules import Sizes
 from mmgrpo.files import share
@@ -205,7 +206,7 @@ class NeighborPolicy:
         norm = norm_of(output)[inverse]
         scores: Scores = {"log_probs": log_probs(after)}
         scores["velocity_norm"] = norm if "velocity_norm" in names else norm.detach()
-        for other in self.networks.asked(names):
+        for other in networks_of(names):
             tasks = [rollout.prompts[row].task for row in first.tolist()]
             original = self.networks.evaluate(
                 other,

@@ -27,6 +27,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from mmgrpo.config.registry import networks_of
 from mmgrpo.files import share
 from mmgrpo.policies.generation import draw_tokens, entropy_of
 from mmgrpo.randomness import stream
@@ -242,7 +243,7 @@ class ParallelTokenPolicy:
         scores: Scores = {"log_probs": distribution.gather(1, tokens)[:, 0]}
         for name in names & {"entropy", "conditional_entropy"}:
             scores[name] = entropy_of(distribution)
-        for other in self.networks.asked(names):
+        for other in networks_of(names):
             with torch.no_grad(), self.networks(other) as network:
                 scores[f"{other}.log_probs"] = self._distribution(network, steps, part).gather(1, tokens)[:, 0]
         return scores

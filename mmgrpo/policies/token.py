@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mmgrpo.config.registry import networks_of
 from mmgrpo.config.sampling import SUPPRESSING
 from mmgrpo.files import share
 from mmgrpo.policies.generation import Drawer, Drawing
@@ -187,7 +188,7 @@ class TokenPolicy(TokenPasses):
         scores: Scores = {"log_probs": log_probs, **dict(zip(measures, measured, strict=True))}
         if GREEDY_MARGIN in names:
             scores[GREEDY_MARGIN] = self.greedy_margin(sequences, own)
-        for other in self.networks.asked(names - {GREEDY_MARGIN}):
+        for other in networks_of(names - {GREEDY_MARGIN}):
             with torch.no_grad(), self.networks(other) as network:
                 scores[f"{other}.log_probs"] = self._score(network, sequences, own)[0]
         for name in sorted(name for name in names if "@" in name):

@@ -36,8 +36,8 @@ from mmgrpo.prompts.drawing import Draw, Drawing
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import RoundSettings
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.runtime.distributed import DataRank
-from mmgrpo.runtime.sharding import drawing_weights, exchanged, stored, stored_like
+from mmgrpo.runtime.distributed import DataRank, drawing_weights
+from mmgrpo.runtime.sharding import exchanged, stored, stored_like
 from mmgrpo.types import Request
 
 TABLE = "drawing-"

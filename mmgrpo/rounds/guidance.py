@@ -16,8 +16,8 @@ from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.value_guidance import Guidance, Guide
 from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.runtime.checkpoint import load_checkpoint
+from mmgrpo.runtime.distributed import is_shard
 from mmgrpo.runtime.networks import is_guide, name_of
-from mmgrpo.runtime.sharding import is_shard
 
 
 def linear(state: Float[Tensor, "N width"], weight: Tensor, bias: Tensor) -> Float[Tensor, "N"]:

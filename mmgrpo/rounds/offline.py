@@ -35,13 +35,14 @@ from mmgrpo.rounds.rows import unpacked
 from mmgrpo.runtime.distributed import (
     DataRank,
     RankSlice,
+    drawing_weights,
     gather_decisions,
     gather_rows,
     row_counts,
+    scoring_weights,
     sum_over_ranks,
     total,
 )
-from mmgrpo.runtime.sharding import drawing_weights, scoring_weights
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import GIVEN, Answering, Policy, Prompt, Request, Storing
 from mmgrpo.update import Batch, LossRecipe, on_device, scored

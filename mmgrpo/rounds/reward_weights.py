@@ -15,8 +15,7 @@ from mmgrpo.advantages.weighting import TENSORS, RewardWeights, advance
 from mmgrpo.evaluation import Evaluation, mean
 from mmgrpo.rollout import Round
 from mmgrpo.rounds.callback import Callback, Choices, Run, is_new
-from mmgrpo.runtime.distributed import sum_gradients
-from mmgrpo.runtime.sharding import whole
+from mmgrpo.runtime.distributed import sum_gradients, whole
 from mmgrpo.update import accumulate_gradients, on_device
 
 

@@ -15,8 +15,7 @@ from mmgrpo.config.ranges import COUNT, POSITIVE, within
 from mmgrpo.config.registry import Block, Bound, bind, block, table_of
 from mmgrpo.objectives.base import Loss, unclipped
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.runtime.distributed import sum_gradients
-from mmgrpo.runtime.sharding import whole
+from mmgrpo.runtime.distributed import sum_gradients, whole
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
 
 STEPS = table_of("step")

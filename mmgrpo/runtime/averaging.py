@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from mmgrpo.runtime.sharding import everywhere, local
+from mmgrpo.runtime.distributed import everywhere, local
 
 
 class InitialWeights:

@@ -1,4 +1,4 @@
-"""Communication between ranks: gathered rows and summed gradients.
+"""Communication between ranks: gathered rows and summed gradients, and the phases of a sharded network.
 
 Networks are not wrapped (no DDP): each rank accumulates the gradient of its own micro-batches, whose number may differ
 between ranks, and gradients are reduced once per optimizer step. The loss weights sum to one over all ranks, so
@@ -7,13 +7,22 @@ gradients are summed, never averaged.
 Neighbouring ranks that divide the tokens of their samples (``distributed.sequence``) are one data rank: they work on
 the same rows and compute the same numbers, and what is gathered or summed is that of the first of them, so that all
 have the same round to the bit. Gradients alone are parts, of which each rank has its own.
+
+A network whose weights are divided among ranks (``mmgrpo.runtime.sharding``) is listed in ``SHARDED``; for any other
+its phases are plain blocks:
+
+    drawing_weights(network)           a phase of rollouts or of an evaluation
+    scoring_weights(network)           a phase of an update, whose gradients come from backward(loss, network, ...)
+    in_step(network, parts, spare)     equally many parts on every process
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,7 +33,6 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from mmgrpo.runtime.devices import fetched
-from mmgrpo.runtime.sharding import is_shard
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import Decisions
 
@@ -155,9 +163,9 @@ def gather_decisions(decisions: Decisions, accelerator: Accelerator, draw: int) 
     """Concatenate the decisions of all data ranks, padded to the longest row of any, on the host."""
     longest = int(largest(float(decisions.loss_mask.shape[1]), accelerator))
     place = draw * accelerator.num_processes + accelerator.process_index
-    local = pad_decisions(decisions, longest)
-    local = replace(local, node=local.node + place * NODES_PER_RANK)
-    return local.by(lambda tensors: fetched([gather_rows(one, accelerator) for one in tensors]))
+    own = pad_decisions(decisions, longest)
+    own = replace(own, node=own.node + place * NODES_PER_RANK)
+    return own.by(lambda tensors: fetched([gather_rows(one, accelerator) for one in tensors]))
 
 
 def pad_decisions(decisions: Decisions, width: int) -> Decisions:
@@ -216,3 +224,88 @@ def sum_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator) 
         size = parameter.numel()
         parameter.grad.copy_(total[offset : offset + size].view_as(parameter))  # type: ignore[union-attr,index]
         offset += size
+
+
+Part = TypeVar("Part")
+
+
+@runtime_checkable
+class Sharded(Protocol):
+    """What divides the weights of a network among ranks does in a round, each as the function below that calls it."""
+
+    def drawing(self, uneven: bool) -> AbstractContextManager[None]: ...
+    def scoring(self) -> AbstractContextManager[None]: ...
+    def evened(self, parts: Iterable[Part], spare: Callable[[], Part]) -> Iterator[tuple[Part, bool]]: ...
+    def backward(self, loss: Tensor, backward: Callable[[Tensor], None]) -> None: ...
+
+
+SHARDED: WeakKeyDictionary[nn.Module, Sharded] = WeakKeyDictionary()
+"""The networks that are sharded, copies included."""
+
+
+def drawing_weights(network: nn.Module, uneven: bool = False) -> AbstractContextManager[None]:
+    """A ``with`` block of rollouts or of an evaluation, without gradients. ``uneven``: processes may call a network
+    more or less often, also one whose calls are otherwise in step. All processes must enter it.
+
+    Nothing changes for a network that is not sharded, and within another such block.
+    """
+    return SHARDED[network].drawing(uneven) if network in SHARDED else nullcontext()
+
+
+def scoring_weights(network: nn.Module) -> AbstractContextManager[None]:
+    """A ``with`` block in which rows are scored, also with gradients, which are those of the shards afterwards, summed
+    over processes. All processes must enter it; else as ``drawing_weights``."""
+    return SHARDED[network].scoring() if network in SHARDED else nullcontext()
+
+
+def in_step(network: nn.Module, parts: Iterable[Part], spare: Callable[[], Part]) -> Iterator[tuple[Part, bool]]:
+    """The parts of this process, and whether each counts. Where the network gathers its blocks call by call, processes
+    with fewer parts than another compute one of ``spare()``, which does not count, as often as is missing."""
+    return SHARDED[network].evened(parts, spare) if network in SHARDED else ((part, True) for part in parts)
+
+
+def backward(loss: Tensor, network: nn.Module, accelerator: Accelerator) -> None:
+    """The backward pass of a loss, when the other processes are ready for it."""
+    if network in SHARDED:
+        SHARDED[network].backward(loss, accelerator.backward)
+    else:
+        accelerator.backward(loss)
+
+
+def is_shard(tensor: Tensor) -> bool:
+    """Whether a tensor is one of the shards of a larger one."""
+    if not SHARDED:  # without the import, which takes a second
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's shard of a tensor; one that is not sharded as it is."""
+    return tensor.to_local() if is_shard(tensor) else tensor  # type: ignore[operator]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor made whole; where it is a shard, all processes must call."""
+    return tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[operator]
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], most: float) -> Tensor:
+    """Scale gradients down to a norm of ``most`` (0: of any size); their norm before, whole."""
+    return whole(nn.utils.clip_grad_norm_(parameters, most or math.inf))
+
+
+def everywhere(flag: bool, tensors: Iterable[Tensor]) -> bool:
+    """Whether a flag about tensors is true on all processes where one of them is a shard, which others do not see."""
+    shards = [one for one in tensors if is_shard(one)]
+    if not shards:
+        return flag
+    return reduced([int(flag)], local(shards[0]).device, torch.distributed.ReduceOp.MIN) == [1]
+
+
+def reduced(numbers: Sequence[int], device: torch.device, operation: Any) -> list[int]:
+    """Numbers reduced over all processes."""
+    row = torch.tensor(numbers, device=device)
+    torch.distributed.all_reduce(row, operation)
+    return row.tolist()

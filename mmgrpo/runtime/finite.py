@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from mmgrpo.runtime.sharding import everywhere, local
+from mmgrpo.runtime.distributed import everywhere, local
 
 
 class NotFinite(RuntimeError):

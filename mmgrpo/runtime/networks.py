@@ -17,7 +17,7 @@ Rules depend on numbers that are equal on all ranks, and so do the networks; all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
@@ -42,7 +42,8 @@ from mmgrpo.config.registry import Bound, bind_scheduled, block, table_of
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.checkpoint import STATE, flatten_optimizer, load_checkpoint, restore_optimizer
 from mmgrpo.runtime.devices import put
-from mmgrpo.runtime.sharding import exchanged, is_shard, stored, stored_like
+from mmgrpo.runtime.distributed import is_shard
+from mmgrpo.runtime.sharding import exchanged, stored, stored_like
 from mmgrpo.types import Reference
 
 NETWORKS = table_of("network")
@@ -465,10 +466,6 @@ class Networks:
             if rule.parameters.get("samples") and self.step >= rule.parameters.get("samples_after", 0):
                 return name_of(rule)
         return ""
-
-    def asked(self, scores: Iterable[str]) -> list[str]:
-        """Names of the networks that these scores (``<name>.log_probs``) are of."""
-        return [name for name in self.names if any(score.startswith(f"{name}.") for score in scores)]
 
     def tasks(self, name: str) -> list[str]:
         """The tasks that have a network of their own under this name; empty for one network for all."""

@@ -1,6 +1,8 @@
 """How far a run has come: when its checkpoints are due, what they contain, and how a run goes on from one.
 
 Stopping a run from outside (SIGINT, SIGTERM): it writes a checkpoint and says how to go on, in bounded time.
+
+What takes long shows it: a bar in a terminal; in a log, a line per interval and no control characters.
 """
 
 from __future__ import annotations
@@ -10,16 +12,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from mmgrpo.runtime.checkpoint import (
     abandon_after,
@@ -35,6 +38,7 @@ from mmgrpo.runtime.distributed import gather_texts, largest
 from mmgrpo.runtime.folder import discard_replaced
 from mmgrpo.runtime.identity import MARKER
 from mmgrpo.runtime.sharding import collected
+from mmgrpo.terminal import is_interactive
 
 NO_TABLES: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})
 
@@ -225,3 +229,57 @@ class Interruption:
             flush=True,
         )
         os._exit(128 + self.requested)
+
+
+INTERVAL = 30.0
+"""Seconds between two lines of a log."""
+
+LINE = "{desc}: {n_fmt} of {total_fmt}, {elapsed} passed, {remaining} left, {rate_fmt}{postfix}"
+
+
+class Lines:
+    """A stream that turns a bar, which overwrites itself, into lines: its state once per interval and at its end."""
+
+    def __init__(self, stream: TextIO, interval: float) -> None:
+        self.stream, self.interval, self.state, self.written = stream, interval, "", time.monotonic()
+
+    def write(self, text: str) -> None:
+        """Take in a new state behind a carriage return, or the end of the bar: a newline where it stays."""
+        ended, now = text == "\n", time.monotonic()
+        if text.startswith("\r"):
+            self.state = text.strip()
+        if self.state and (ended or now - self.written >= self.interval):
+            self.stream.write(f"{self.state}\n")
+            self.state, self.written = "", now
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        self.stream.flush()
+
+
+def progress_bar(
+    items: Iterable[Any] | None = None,
+    title: str = "",
+    *,
+    total: float | None = None,
+    done: int = 0,
+    unit: str = "it",
+    stays: bool = False,
+    quiet: bool = False,
+) -> tqdm:
+    """Progress through ``items``, or through ``total`` steps of which some are ``done``; ``stays``: its end is left on
+    the screen. In standard error."""
+    if is_interactive(sys.stderr):
+        return tqdm(items, title, total, leave=stays, initial=done, unit=unit, disable=quiet, dynamic_ncols=True)
+    return tqdm(
+        items,
+        title,
+        total,
+        leave=stays,
+        initial=done,
+        unit=unit,
+        disable=quiet,
+        position=0,  # one inside of another moves no cursor either
+        file=Lines(sys.stderr, INTERVAL),
+        bar_format=LINE,
+    )

@@ -1,10 +1,8 @@
 """Weights, gradients and optimizer divided among the processes of a run: FSDP2 of torch (``fully_shard``).
 
     shard(networks, blocks, mesh)      after adapters are added, before the optimizer is made
-    whole(tensor), like(value, shard)  a shard made whole, and a whole tensor as a shard
-    drawing_weights(network)           a phase of rollouts or of an evaluation
-    scoring_weights(network)           a phase of an update, whose gradients come from backward(loss, network, ...)
-    in_step(network, parts, spare)     equally many parts on every process
+    like(value, shard)                 a whole tensor as a shard
+    Sharding                           what ``mmgrpo.runtime.distributed`` asks of a sharded network in a round
     whole_state(network)               the whole state dict, for what saves a network
 
 Every block of a network is one unit: its weights are gathered before it computes and freed afterwards, so that all
@@ -19,43 +17,21 @@ Gradients are summed and not averaged, in fp32: the weights of the loss sum to o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from mmgrpo.config.settings import Distributed
 from mmgrpo.runtime.agreed_calls import AgreedCalls, chains_of
+from mmgrpo.runtime.distributed import SHARDED, Part, is_shard, local, reduced, whole
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
     from torch.distributed.device_mesh import DeviceMesh
-
-Part = TypeVar("Part")
-
-
-@dataclass
-class Sharding:
-    """How a network and its frozen copies are sharded."""
-
-    in_step: bool
-    """Weights are gathered block by block, by calls that are equally many on all processes."""
-    units: tuple[Any, ...]
-    """All units, those of the whole networks included."""
-    networks: tuple[Any, ...]
-    whole_rollouts: bool
-    """All weights are whole during a rollout or an evaluation."""
-    versions: Versions
-    calls: AgreedCalls | None = None
-    """Of networks that are not called in step; without it all weights are whole also during an update."""
-    open: bool = False
-    """A phase has begun."""
 
 
 @dataclass
@@ -85,8 +61,88 @@ class Versions:
         self.kept = self.kept if version else {}
 
 
-SHARDED: WeakKeyDictionary[nn.Module, Sharding] = WeakKeyDictionary()
-"""The networks that are sharded, copies included."""
+@dataclass
+class Sharding:
+    """How a network is sharded beside its frozen copies, and what a round does with it (``distributed.Sharded``)."""
+
+    network: nn.Module
+    in_step: bool
+    """Weights are gathered block by block, by calls that are equally many on all processes."""
+    units: tuple[Any, ...]
+    """All units, those of the whole networks included."""
+    networks: tuple[Any, ...]
+    whole_rollouts: bool
+    """All weights are whole during a rollout or an evaluation."""
+    versions: Versions
+    calls: AgreedCalls | None = None
+    """Of networks that are not called in step; without it all weights are whole also during an update."""
+    open: bool = False
+    """A phase has begun."""
+
+    def drawing(self, uneven: bool) -> AbstractContextManager[None]:
+        return self._phase(self.whole_rollouts or (uneven and self.in_step))
+
+    def scoring(self) -> AbstractContextManager[None]:
+        return self._phase(not self.in_step and not self.calls)
+
+    def evened(self, parts: Iterable[Part], spare: Callable[[], Part]) -> Iterator[tuple[Part, bool]]:
+        first = next(self.network.parameters())
+        if not self.in_step or not is_shard(first):
+            yield from ((part, True) for part in parts)
+            return
+        own = list(parts)
+        most = reduced([len(own)], local(first).device, torch.distributed.ReduceOp.MAX)[0]
+        yield from ((part, True) for part in own)
+        yield from ((spare(), False) for _ in range(most - len(own)))
+
+    def backward(self, loss: Tensor, backward: Callable[[Tensor], None]) -> None:
+        if self.calls is not None and self.calls.active:
+            self.calls.backward(loss, backward)
+        else:
+            backward(loss)
+
+    @contextmanager
+    def _phase(self, whole: bool) -> Iterator[None]:
+        """Gather the units that are to be whole, all or those outside of blocks; at the end divide them and the sums of
+        their gradients over processes. The weights must not be replaced in place inside."""
+        if self.open or not (whole or self.calls):
+            yield
+            return
+        trained = {name: one for name, one in self.network.named_parameters() if one.requires_grad}
+        for one in self.networks:  # the order of earlier calls, by which FSDP gathers ahead, differs between processes
+            one.reset_iter_state()
+        gathered = self.units if whole else self.networks
+        for unit in gathered:
+            _free_after_calls(unit, False)
+            unit.unshard()
+        calls = None if whole else self.calls
+        self.open, finished = True, False
+        try:
+            if calls:
+                calls.begin(1 + len(self.versions.others()))
+            yield
+            if calls:
+                calls.end()
+            finished = True
+        finally:
+            self.open = False
+            gradients: dict[str, Tensor] = {}
+            for name, parameter in self.network.named_parameters():
+                if parameter.grad is not None and not is_shard(parameter):
+                    gradients[name], parameter.grad = parameter.grad, None
+            for unit in gathered:
+                unit.reshard()
+                _free_after_calls(unit, True)
+            if calls:
+                calls.active = False
+            if finished:  # else the other processes are elsewhere, and would be waited for forever
+                _add_sums(trained, gradients)
+
+
+def sharding_of(network: nn.Module) -> Sharding | None:
+    """How a network is sharded; None for one that is not."""
+    found = SHARDED.get(network)
+    return found if isinstance(found, Sharding) else None
 
 
 def mesh_of(device: str, replicate: int = 1) -> DeviceMesh:
@@ -173,22 +229,7 @@ def shard(
     calls = AgreedCalls(chains, torch.device(mesh.device_type), versions.put) if agree else None
     rollouts = not in_step if whole_rollouts is None else whole_rollouts or not (in_step or agree)
     for network in networks:
-        SHARDED[network] = Sharding(in_step, tuple(units), tuple(networks), rollouts, versions, calls)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This process's shard of a tensor; one that is not sharded as it is."""
-    return tensor.to_local() if is_shard(tensor) else tensor  # type: ignore[operator]
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor made whole; where it is a shard, all processes must call."""
-    return tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[operator]
-
-
-def clip_gradients(parameters: Sequence[nn.Parameter], most: float) -> Tensor:
-    """Scale gradients down to a norm of ``most`` (0: of any size); their norm before, whole."""
-    return whole(nn.utils.clip_grad_norm_(parameters, most or math.inf))
+        SHARDED[network] = Sharding(network, in_step, tuple(units), tuple(networks), rollouts, versions, calls)
 
 
 def like(value: Tensor, parameter: Tensor) -> Tensor:
@@ -205,14 +246,14 @@ def like(value: Tensor, parameter: Tensor) -> Tensor:
 def stored(parameter: Tensor, network: nn.Module) -> Tensor:
     """A copy of a parameter as further networks keep it: as this process's shard, or whole, where the weights of the
     ``network`` are whole when it computes. All processes must call."""
-    sharding = SHARDED.get(network)
+    sharding = sharding_of(network)
     value = parameter.detach()
     return value.clone() if sharding is None or sharding.in_step else whole(value).clone()
 
 
 def stored_like(value: Tensor, parameter: Tensor, network: nn.Module) -> Tensor:
     """A whole tensor, equal on all processes, as ``stored`` would keep it."""
-    sharding = SHARDED.get(network)
+    sharding = sharding_of(network)
     return value if sharding is None or not sharding.in_step else like(value, parameter)
 
 
@@ -230,7 +271,7 @@ def exchanged(network: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None
     parameters = {name: one for name, one in network.named_parameters() if name in values}
     shards = {name: one for name, one in parameters.items() if is_shard(one)}  # gathered from a place of their own
     held = {name: one.data for name, one in parameters.items() if name not in shards}
-    sharding = SHARDED.get(network)
+    sharding = sharding_of(network)
     calls = sharding.calls if sharding and sharding.calls and sharding.calls.active else None
     before: dict[str, Tensor] = {}
     if calls and sharding:
@@ -263,14 +304,6 @@ def _assign(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> N
         parameter.copy_(values[name])
 
 
-def everywhere(flag: bool, tensors: Iterable[Tensor]) -> bool:
-    """Whether a flag about tensors is true on all processes where one of them is a shard, which others do not see."""
-    shards = [one for one in tensors if is_shard(one)]
-    if not shards:
-        return flag
-    return _reduced([int(flag)], local(shards[0]).device, torch.distributed.ReduceOp.MIN) == [1]
-
-
 def anywhere(flags: Sequence[bool], network: nn.Module) -> list[bool]:
     """For each flag whether it is true on some process, where the network is a sharded one; else the flags."""
     if not SHARDED:
@@ -280,89 +313,7 @@ def anywhere(flags: Sequence[bool], network: nn.Module) -> list[bool]:
     if not isinstance(network, FSDPModule) or not is_shard(next(network.parameters())):
         return list(flags)
     device = local(next(network.parameters())).device
-    return [bool(one) for one in _reduced([int(one) for one in flags], device, torch.distributed.ReduceOp.MAX)]
-
-
-def in_step(network: nn.Module, parts: Iterable[Part], spare: Callable[[], Part]) -> Iterator[tuple[Part, bool]]:
-    """The parts of this process, and whether each counts. Where the network gathers its blocks call by call, processes
-    with fewer parts than another compute one of ``spare()``, which does not count, as often as is missing."""
-    sharding = SHARDED.get(network)
-    if sharding is None or not sharding.in_step or not is_shard(next(network.parameters())):
-        yield from ((part, True) for part in parts)
-        return
-    own, device = list(parts), local(next(network.parameters())).device
-    most = _reduced([len(own)], device, torch.distributed.ReduceOp.MAX)[0]
-    yield from ((part, True) for part in own)
-    yield from ((spare(), False) for _ in range(most - len(own)))
-
-
-@contextmanager
-def drawing_weights(network: nn.Module, uneven: bool = False) -> Iterator[None]:
-    """A ``with`` block of rollouts or of an evaluation, without gradients. ``uneven``: processes may call a network
-    more or less often, also one whose calls are otherwise in step. All processes must enter it.
-
-    Nothing changes for a network that is not sharded, and within another such block.
-    """
-    sharding = SHARDED.get(network)
-    with _phase(network, sharding and (sharding.whole_rollouts or (uneven and sharding.in_step))):
-        yield
-
-
-@contextmanager
-def scoring_weights(network: nn.Module) -> Iterator[None]:
-    """A ``with`` block in which rows are scored, also with gradients, which are those of the shards afterwards, summed
-    over processes. All processes must enter it; else as ``drawing_weights``."""
-    sharding = SHARDED.get(network)
-    with _phase(network, sharding and not sharding.in_step and not sharding.calls):
-        yield
-
-
-def backward(loss: Tensor, network: nn.Module, accelerator: Accelerator) -> None:
-    """The backward pass of a loss, when the other processes are ready for it."""
-    sharding = SHARDED.get(network)
-    if sharding is not None and sharding.calls is not None and sharding.calls.active:
-        sharding.calls.backward(loss, accelerator.backward)
-    else:
-        accelerator.backward(loss)
-
-
-@contextmanager
-def _phase(network: nn.Module, whole: bool | None) -> Iterator[None]:
-    """Gather the units that are to be whole, all or those outside of blocks; at the end divide them and the sums of
-    their gradients over processes. The weights must not be replaced in place inside."""
-    sharding = SHARDED.get(network)
-    if sharding is None or sharding.open or not (whole or sharding.calls):
-        yield
-        return
-    trained = {name: one for name, one in network.named_parameters() if one.requires_grad}
-    for one in sharding.networks:  # the order of earlier calls, by which FSDP gathers ahead, differs between processes
-        one.reset_iter_state()
-    gathered = sharding.units if whole else sharding.networks
-    for unit in gathered:
-        _free_after_calls(unit, False)
-        unit.unshard()
-    calls = None if whole else sharding.calls
-    sharding.open, finished = True, False
-    try:
-        if calls:
-            calls.begin(1 + len(sharding.versions.others()))
-        yield
-        if calls:
-            calls.end()
-        finished = True
-    finally:
-        sharding.open = False
-        gradients: dict[str, Tensor] = {}
-        for name, parameter in network.named_parameters():
-            if parameter.grad is not None and not is_shard(parameter):
-                gradients[name], parameter.grad = parameter.grad, None
-        for unit in gathered:
-            unit.reshard()
-            _free_after_calls(unit, True)
-        if calls:
-            calls.active = False
-        if finished:  # else the other processes are elsewhere, and would be waited for forever
-            _add_sums(trained, gradients)
+    return [bool(one) for one in reduced([int(one) for one in flags], device, torch.distributed.ReduceOp.MAX)]
 
 
 def _free_after_calls(unit: Any, free: bool) -> None:
@@ -381,7 +332,7 @@ def _add_sums(trained: Mapping[str, Tensor], gradients: dict[str, Tensor]) -> No
     if not trained:
         return
     device = local(next(iter(trained.values()))).device
-    counts = _reduced([int(name in gradients) for name in trained], device, torch.distributed.ReduceOp.MAX)
+    counts = reduced([int(name in gradients) for name in trained], device, torch.distributed.ReduceOp.MAX)
     for (name, parameter), count in zip(trained.items(), counts, strict=True):
         if count:
             given: Any = parameter
@@ -424,19 +375,3 @@ def whole_state(network: nn.Module, write: bool) -> Iterator[None]:
     finally:
         for _, part in changed:
             del part.__dict__["state_dict"]
-
-
-def is_shard(tensor: Tensor) -> bool:
-    """Whether a tensor is one of the shards of a larger one."""
-    if not SHARDED:  # without the import, which takes a second
-        return False
-    from torch.distributed.tensor import DTensor
-
-    return isinstance(tensor, DTensor)
-
-
-def _reduced(numbers: Sequence[int], device: torch.device, operation: Any) -> list[int]:
-    """Numbers reduced over all processes."""
-    row = torch.tensor(numbers, device=device)
-    torch.distributed.all_reduce(row, operation)
-    return row.tolist()

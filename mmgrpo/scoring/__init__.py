@@ -2,15 +2,24 @@
 
 A reward *abstains* from an output with None: it does not apply to it (another task), and the others alone decide. It
 *fails* with NaN, infinity or an exception: the output has no reward that could be trusted.
+
+While they score, rewards may ask how far the run is (``current``), and share what several of them need of the outputs:
+
+    rows = once("answers", outputs, lambda: [answer(one.text) for one in outputs])
+
+The first reward that asks computes it; it is kept until the outputs of this call are scored, and nowhere else. A reward
+in another process or thread computes its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,12 +27,13 @@ from torch import Tensor
 
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.scoring.background import begin
-from mmgrpo.scoring.context import sharing
 from mmgrpo.scoring.decisions import with_decisions
 from mmgrpo.scoring.isolation import column_or_nan, scored_or_abstained
 from mmgrpo.scoring.isolation import score_column as score_column
 from mmgrpo.scoring.manifest import Manifest
-from mmgrpo.types import Decisions, Output, Prompt, Text, select_rows
+from mmgrpo.types import Audio, Decisions, Image, Output, Prompt, Text, Video, select_rows
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -214,3 +224,61 @@ def mean_of_valid(scores: RewardScores, column: int) -> tuple[float, float, int]
     if values.numel() == 0:
         return math.nan, math.nan, failed
     return float(values.mean()), float(values.std(correction=0)), failed
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A run's optimizer steps: those that are done, and all; zero outside of a run."""
+
+    step: int = 0
+    steps: int = 0
+
+
+_now = [Progress()]
+
+
+def report(step: int, steps: int) -> None:
+    """Set how far this process's run is; a reward's own process is sent it with every batch."""
+    _now[0] = Progress(step, steps)
+
+
+def current() -> Progress:
+    """How far the run is, for rewards in TRL's form (``trainer_state``)."""
+    return _now[0]
+
+
+_KEPT: ContextVar[dict[Hashable, Any] | None] = ContextVar("values of the outputs that are scored", default=None)
+
+
+@contextmanager
+def sharing() -> Iterator[None]:
+    """A ``with`` block within which ``once`` keeps what it computes."""
+    token = _KEPT.set({})
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+
+
+def once(name: Hashable, outputs: Sequence[Output], compute: Callable[[], T]) -> T:
+    """``compute()``, or what it returned before under this name for the same outputs; it must not be changed."""
+    kept = _KEPT.get()
+    if kept is None:
+        return compute()
+    key = (name, tuple(map(_identity, outputs)))
+    if key not in kept:
+        kept[key] = compute()
+    return kept[key]
+
+
+def _calls(output: Text) -> Hashable:
+    return tuple((one.name, repr(one.arguments), one.result, one.error, *map(id, one.images)) for one in output.calls)
+
+
+def _identity(output: Output) -> Hashable:
+    """Of texts their content, of media where their numbers lie: they stay there while they are scored."""
+    if isinstance(output, Text):
+        return output.prefilled, output.text, _calls(output), repr(output.tool_reward)
+    tensors = {Image: "pixels", Video: "frames", Audio: "samples"}
+    tensor = getattr(output, tensors[type(output)])  # type: ignore[index]
+    return tensor.data_ptr(), tuple(tensor.shape), output.words if isinstance(output, Image) else ""

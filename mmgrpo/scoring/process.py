@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from mmgrpo.scoring import child
-from mmgrpo.scoring.context import current
+from mmgrpo.scoring import child, current
 from mmgrpo.scoring.decisions import plain
 from mmgrpo.scoring.isolation import RewardFailure, WrongValues, column
 from mmgrpo.scoring.manifest import read_row

@@ -19,7 +19,7 @@ from typing import Any
 from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import python_function, reward_function
 from mmgrpo.config.ranges import check_type
-from mmgrpo.scoring.context import current
+from mmgrpo.scoring import current
 from mmgrpo.types import Output, Prompt, Text, Turn
 
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from mmgrpo.scoring import report
 from mmgrpo.scoring.child import arguments, end_with, receive
-from mmgrpo.scoring.context import report
 from mmgrpo.scoring.decisions import PARAMETER, filled, reads_rollout, records
 from mmgrpo.scoring.isolation import WrongValues, column, in_words
 from mmgrpo.scoring.load import load_reward

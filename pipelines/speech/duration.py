@@ -25,7 +25,7 @@ from mmgrpo.config.names import nearest
 from mmgrpo.files import write_tensors, write_text
 from mmgrpo.randomness import derive, stream
 from mmgrpo.runtime.devices import put
-from mmgrpo.runtime.progress_bar import progress_bar
+from mmgrpo.runtime.progress import progress_bar
 from mmgrpo.runtime.weight_files import read_object
 from mmgrpo.types import Audio, Prompt, Reference
 from pipelines.pretrained import reading

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from mmgrpo.runtime.progress_bar import progress_bar
+from mmgrpo.runtime.progress import progress_bar
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.isolation import score_column
 from mmgrpo.statistics import Interval

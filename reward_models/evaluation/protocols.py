@@ -12,7 +12,7 @@ from typing import Literal
 
 from mmgrpo.config.names import nearest
 from mmgrpo.config.registry import parse
-from mmgrpo.runtime.progress_bar import progress_bar
+from mmgrpo.runtime.progress import progress_bar
 from reward_models.evaluation.comparison import Comparison
 from reward_models.evaluation.metrics import TieRule
 from reward_models.evaluation.readers import answers, images, scenes

@@ -17,7 +17,7 @@ from math import inf
 
 from torch import Tensor
 
-from mmgrpo.scoring.context import once
+from mmgrpo.scoring import once
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Decisions, Output, Prompt, Text
 from reward_models.rules.groups import groups

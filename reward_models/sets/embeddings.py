@@ -21,7 +21,7 @@ from mmgrpo.config import plugins
 from mmgrpo.config.names import nearest
 from mmgrpo.config.ranges import check_type
 from mmgrpo.config.registry import parse
-from mmgrpo.scoring.context import once
+from mmgrpo.scoring import once
 from mmgrpo.types import Image, Output, Video
 
 LAYOUT = "reward_models.sets.embeddings:layout"

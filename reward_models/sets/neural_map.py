@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from mmgrpo.config.plugins import load_object, locate
 from mmgrpo.files import write_tensors
-from mmgrpo.runtime.progress_bar import progress_bar
+from mmgrpo.runtime.progress import progress_bar
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import load_exactly, read_tensors

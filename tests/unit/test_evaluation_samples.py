@@ -15,7 +15,7 @@ from torch import nn
 from mmgrpo import evaluation
 from mmgrpo.config.settings import Eval, Run
 from mmgrpo.evaluation import EvalSettings, Evaluation, draw, draw_samples, evaluate, members
-from mmgrpo.runtime import progress_bar
+from mmgrpo.runtime import progress
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.scoring import ErrorRate, Scorer
 from mmgrpo.types import Image, Output, Prompt, Request, Rollout, Text
@@ -139,7 +139,7 @@ def test_texts_are_kept_by_prompt_and_other_outputs_have_none():
 
 @pytest.mark.parametrize("main", [True, False])
 def test_one_process_tells_how_far_it_is(main, capsys, monkeypatch):
-    monkeypatch.setattr(progress_bar, "INTERVAL", 0.0)
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
     place = Place()
     place.is_main_process = main
     evaluated(Answers(), title="natural", accelerator=place)

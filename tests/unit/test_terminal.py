@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from mmgrpo import terminal
-from mmgrpo.runtime.progress_bar import Lines, progress_bar
+from mmgrpo.runtime.progress import Lines, progress_bar
 from mmgrpo.terminal import UNLIMITED, columns_of, definitions, paragraph, sections, styled, table, width
 
 TEXT = "a text of several words, longer than a narrow terminal, with a name_of_" + 30 * "x"
@@ -91,7 +91,7 @@ def test_there_are_no_colours_where_nobody_wants_or_sees_them(name, value, scree
 
 def test_progress_in_a_log_is_a_line_per_interval_and_one_at_the_end_of_a_bar_that_stays(monkeypatch):
     log, clock = io.StringIO(), iter([0.0, 10.0, 31.0, 40.0, 41.0, 50.0, 99.0, 100.0])
-    monkeypatch.setattr("mmgrpo.runtime.progress_bar.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("mmgrpo.runtime.progress.time.monotonic", lambda: next(clock))
     lines = Lines(log, interval=30.0)
     for text in ("\r1 of 9", "\r2 of 9", "\r3 of 9  ", "\n", "\n"):
         lines.write(text)

@@ -21,8 +21,8 @@ from accelerate import Accelerator
 from mmgrpo.config.settings import Config
 from mmgrpo.family import families
 from mmgrpo.policies.token_model import next_position
-from mmgrpo.runtime.distributed import TOGETHER, DataRank
-from mmgrpo.runtime.sharding import mesh_of, scoring_weights, sequences_of, shard, whole
+from mmgrpo.runtime.distributed import TOGETHER, DataRank, scoring_weights, whole
+from mmgrpo.runtime.sharding import mesh_of, sequences_of, shard
 from mmgrpo.types import Prompt
 from tests.libraries.families.examples import EXAMPLES
 from tests.libraries.sharding.worker import config_of

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 import mmgrpo.runtime.checkpoint as written
 from mmgrpo.runtime.checkpoint import checkpoints
-from mmgrpo.runtime.sharding import whole
+from mmgrpo.runtime.distributed import whole
 from tests.libraries.sharding.worker import config_of, trainer_of
 
 

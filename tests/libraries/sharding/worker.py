@@ -24,8 +24,9 @@ from mmgrpo.data.splits import Splits
 from mmgrpo.family import families
 from mmgrpo.inputs import RunInputs
 from mmgrpo.runtime.checkpoint import checkpoints
+from mmgrpo.runtime.distributed import local, whole
 from mmgrpo.runtime.finite import is_finite
-from mmgrpo.runtime.sharding import local, mesh_of, shard, whole
+from mmgrpo.runtime.sharding import mesh_of, shard
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Output, Prompt, Text
 from pipelines.visual import wan_tiny

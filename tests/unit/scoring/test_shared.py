@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from mmgrpo.scoring.context import once, sharing
+from mmgrpo.scoring import once, sharing
 from mmgrpo.types import Image, Output, Text
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from mmgrpo.data.rows import as_prompts
 from mmgrpo.rewards import from_trl, scorer
-from mmgrpo.scoring import trl
-from mmgrpo.scoring.context import report
+from mmgrpo.scoring import report, trl
 from mmgrpo.types import Prompt, Text, Turn
 
 OPEN_R1 = r'''

@@ -14,7 +14,7 @@ from mmgrpo.config.settings import config_class
 from mmgrpo.family import families, family
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
-from mmgrpo.runtime import progress_bar
+from mmgrpo.runtime import progress
 from mmgrpo.types import Audio, Media, Prompt, Turn
 from pipelines.speech import (
     codec_speech,
@@ -215,7 +215,7 @@ LOST = Media("audio", "lost.wav")
     ("name", "kind"), [("whisper", "clips"), ("flow_speech", "recordings"), ("codec_speech", "recordings")]
 )
 def test_rows_are_left_out_up_to_the_limit_and_refused_beyond_it(name, kind, capsys, monkeypatch):
-    monkeypatch.setattr(progress_bar, "INTERVAL", 0.0)
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
     text = "" if name == "whisper" else "say"  # a recognizer takes no text
     made, rows = (
         config(name),

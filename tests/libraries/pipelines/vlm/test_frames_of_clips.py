@@ -14,7 +14,7 @@ from mmgrpo.config.conflicts import refuse_conflicts
 from mmgrpo.config.settings import config_class
 from mmgrpo.data.images import IMAGE_CACHE
 from mmgrpo.data.perturbations import Mask
-from mmgrpo.runtime import progress_bar
+from mmgrpo.runtime import progress
 from mmgrpo.types import Image, Media, Prompt, Turn, Video
 from pipelines import containers, vlm
 from pipelines.text import causal_lm
@@ -94,7 +94,7 @@ def test_a_rounded_size_at_a_limit_stays():
 
 
 def test_media_of_a_file_are_read_where_any_prompt_has_some(capsys, monkeypatch):
-    monkeypatch.setattr(progress_bar, "INTERVAL", 0.0)
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
     config = config_class(FAMILIES["qwen_vl"].sections)()
     config.data.image_cache = 3
     shown = Prompt("", "a", turns=(Turn("user", (Media("image", Image(torch.zeros(3, 4, 4))),)),))
