@@ -347,9 +347,11 @@ def reward_metrics(
     it abstains from all, its mean and std are NaN. Rows without a reward of a turn are no failures of it, and an error
     where they are all; so are those of a world that failed.
     """
+    # A sample that gave way to another was the policy's own all the same.
     origin, metrics = torch.where(decisions.origin == REPLACED, OWN, decisions.origin), {}
     own, contrast = (scores.rows(origin == kind) for kind in (OWN, CONTRAST))
     key = decisions.keys["prompt"][origin == OWN]
+    # Rows whose turns or worlds failed are not held against the rewards of outputs.
     of_turns = torch.zeros_like(own.valid[:, 0])
     if {"turn", "turn_reward_failed"} <= decisions.fields.keys():
         of_turns = (decisions.fields["turn_reward_failed"][origin == OWN] > 0).to(of_turns.device)

@@ -292,14 +292,17 @@ def estimate(
     read = torch.tensor(algorithm.trained(names, weights.tolist()))
     valid = valid.cpu()
     abstained = torch.zeros_like(valid) if abstained is None else abstained.cpu()
+    # A failed reward takes its row out; one that abstained leaves the row to the others.
     scored = (valid | abstained)[:, read].all(1) & (valid & counted).any(1)
     left_to_others = abstained & scored[:, None]
     values = torch.where(valid & scored[:, None], values.detach().cpu(), 0.0).double()
+    # NaN stands for an abstention from here on, so that each block leaves it out of its own sums.
     values = values.masked_fill(left_to_others, torch.nan)
     inputs: dict[str, Any] = _inputs(decisions)
     inputs |= {"weights": weights, "names": names, "raw": values}
     keys = [_column(decisions, key.name) for key in algorithm.keys]
     group = keys[0]
+    # Transforms measure rewards against the policy's own samples, whatever else a recipe counts.
     within = {**inputs, "key": group, "stat": scored & (inputs["origin"] == OWN)}
     for transform in algorithm.transform:
         values = transform({**within, "values": values}).masked_fill(left_to_others, torch.nan)
@@ -319,6 +322,7 @@ def estimate(
             {**inputs, "normalise": lambda stream: stream, "values": values, "key": group, "stat": statistics()[0]}
         )
 
+    # Twice: a selector reads the rewards as one number, and changes the rows whose statistics ``combine`` may read.
     total = one_reward()
     rows, total = rows & ~total.isnan(), total.nan_to_num(0.0)
     for selector in algorithm.before:
@@ -333,6 +337,7 @@ def estimate(
         advantages = torch.zeros_like(stream)
         for key, column, stat in zip(algorithm.keys, keys, stats, strict=True):
             here = {**inputs, "values": stream, "key": column, "stat": stat & there}
+            # Each key compares by itself, and the advantages add up.
             centred = stream - algorithm.baseline(here)
             advantages = advantages + key.weight * algorithm.scale({**here, "centred": centred})
         return torch.where(there, advantages, 0.0)
@@ -343,6 +348,7 @@ def estimate(
     kl_weight = algorithm.kl_weight(inputs) if weighed else torch.ones_like(total)
     for shape in algorithm.shape:
         samples = shape({**inputs, "advantages": samples})
+    # Before the check: the scale of nothing need not be finite.
     samples = torch.where(rows, samples, 0.0)
     if not bool(samples.isfinite().all()):
         blocks = [algorithm.combine, algorithm.baseline, algorithm.scale, *algorithm.shape]
@@ -355,6 +361,7 @@ def estimate(
 
     keep, entries = rows, inputs["decision_mask"]
     for selector in algorithm.after:
+        # Of samples [B], or of decisions [B, T].
         selection = selector({**inputs, "keep": keep})
         if selection.dim() == 1:
             keep = keep & selection

@@ -52,6 +52,7 @@ def begin_step_rewards(
         if begun:
             parts.insert(0, of_states(*summed(join_scores([one() for one in begun])), completions))
         values, scored = (torch.cat([part[place].to(weights.device) for part in parts]) for place in range(2))
+        # -1 where a step has no states around it.
         there = completions.before >= 0
         before, after = completions.before.clamp(min=0), completions.after.clamp(min=0)
         values, scored = values.to(there.device), scored.to(there.device)

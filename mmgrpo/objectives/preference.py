@@ -319,12 +319,14 @@ def preference(
         base = torch.zeros_like(log_probs)
     change = log_probs - base
     low, high = (math.log1p(-clip) if clip < 1 else -math.inf), math.log1p(clip)
+    # Beyond the clip a decision keeps its value and has no gradient.
     held = change.clamp(low, high)
     tilt = torch.zeros_like(held) if guide == "none" else guidance * beta * (guide_log_probs - base).detach()
     up, down = (beta * _reduced(held * (1 + sign * tilt), decision_mask, reduce) for sign in (1, -1))
     chosen, rejected = wins.any(1), wins.any(0)
     bound = bind(link, LINKS, "link")
     if bound.block.level == "group":
+        # A link of whole groups ranks all members at once, at each step by itself.
         there = decision_mask if reduce == "step" else members[:, None]
         scores = torch.where(chosen[:, None], up.reshape(there.shape), down.reshape(there.shape))
         steps = zip(scores.unbind(1), there.unbind(1), strict=True)

@@ -96,6 +96,7 @@ class Conversation(Completion):
         """Completions of several contexts, each a sequence behind its own prompt."""
         spans, drawn, device = turns.spans, turns.drawn, policy.device
         queries = [one.query for one in turns.episodes]
+        # Spans that begin alike share one prompt, which is encoded once.
         opened: dict[tuple[int, str], Prompt] = {}
         for span in spans:
             opening = "".join(queries[span.row].opening)

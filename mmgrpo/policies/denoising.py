@@ -293,6 +293,7 @@ class DenoisingPolicy:
         prompt, evaluations = list[Tensor](), 0
         for index, ((number, plan, places), ready) in enumerate(zip(planned, given, strict=True)):
             part, encoded, at = self._part(request, conditioning, places)
+            # Rows count on over the walks of all plans, and so do nodes: equal ones are one shared decision.
             first_row = sum(len(walk.final) for walk in walks)
             if ready is None:
                 walk, log_probs, drawn, end, alive = self._walked(part, plan, number, first_row, encoded)

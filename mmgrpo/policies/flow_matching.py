@@ -401,6 +401,7 @@ class FlowMatchingPolicy:
         """Rows of clean samples with the draws of their groups and their log-probs there."""
         rows, prompt = len(clean), self._prompt(counts)
         group = put(prompt, self.device)
+        # Noise and levels are those of a group, so that its samples are compared at the same ones, or of each sample.
         drawn: list[tuple[int, ...]] = [(request.seed, slot) for slot in request.slots]
         if self.draws_per == "sample":
             drawn = [(*drawn[index], member) for index, count in enumerate(counts) for member in range(count)]

@@ -271,6 +271,7 @@ class ParallelTokenPolicy:
         orders, uniforms = [], []
         for slot in request.slots:
             random = stream(request.seed, "reveal", slot)
+            # Order and uniform numbers come before the network, so that batches do not change them.
             orders += [model.order(random) for _ in range(request.group_size)]
             uniforms += [torch.rand(len(orders[-1]), generator=random) for _ in range(request.group_size)]
         on_host = torch.stack(orders)

@@ -308,6 +308,7 @@ class Programmed(Completion):
                 asked[key] = replace(one.query, prompt=prompt)
             else:
                 asked[id(one)] = replace(one.query, prompt=prompt, slot=one.query.slot * STREAMS + one.member, count=1)
+        # A first call has the seed of the round, so that a program of one module draws what a plain rollout draws.
         plain = turn == 0 and not frozen
         seed = drawing.seed if plain else derive(drawing.seed, "frozen call" if frozen else "call", turn)
         with reference() if frozen else nullcontext():

@@ -585,6 +585,7 @@ class RewardGradientPolicy(GradientPolicy):
         first = step.view(-1, *[1] * (x.dim() - 1))
         state, sizes = x, Sizes(self.grid)
         for t in range(self.grid.steps):
+            # Each sample keeps the state from which it is computed again, with gradients.
             state = torch.where(first == t, x, state)
             if self.kernel:
                 x = self._step(self.network, x, t, conditioning).sample(noise[:, t])

@@ -221,6 +221,7 @@ class TokenPasses:
             features = self._cached_features(context, queries)
             each = torch.arange(len(queries))
             owners = each.repeat_interleave(torch.tensor([query.count for query in queries]))
+            # The rows of the cache: prompts where samples share them, or a search repeats them; else samples.
             prompt, read = put(owners, self.device), each if self.share_prefix or search is not None else owners
             rows = put(read, self.device)
             scale = temperature or self.temperature
@@ -255,6 +256,7 @@ class TokenPasses:
                         certain="certainty" in measures,
                         limit=self.memory.draw_batch_size,
                     )
+        # Scoring may read the features again if nothing trains that made them, and in the same precision.
         reusable = features if self.model.frozen_media and not dtype else None
         return Sequences(context, reusable, prompt, completions.ids, completions.real, seed, scale), completions
 

@@ -125,6 +125,7 @@ class Packed:
     def of(owners: Sequence[int], tokens: Sequence[int], prompts: int, device: torch.device, size: int = ROW) -> Packed:
         """First fit, the longest completions first, into rows of ``size`` tokens where none is longer. ``owners`` are
         the prompts of completions, below ``prompts``, and ``tokens`` their lengths."""
+        # The last token of a completion is predicted, and read by nothing.
         lengths = [max(0, one - 1) for one in tokens]
         width = max(*lengths, min(size, sum(lengths)))
         rows: list[list[int]] = []
@@ -150,6 +151,7 @@ class Packed:
                 places += range(lengths[one])
             part.append(parts + [-1] * (width - len(parts)))
             place.append(places + [0] * (width - len(parts)))
+        # Token 0 is predicted at the end of the prompt, token t one place behind t - 1 in its row.
         time = torch.arange(max(tokens))
         index = torch.where(time > 0, torch.tensor(start)[:, None] + time - 1, torch.tensor(owners)[:, None])
         index = torch.where(time < torch.tensor(tokens)[:, None], index, 0)

@@ -72,6 +72,7 @@ class Guidance:
         rows = torch.arange(len(queries), device=device).repeat_interleave(torch.tensor(counts, device=device))
         own, judges = state.select(rows), [one.select(rows) for one in self._begun(policy, state, queries)]
         streams = [(stream(drawing.seed, *query.stream), query.count) for query in queries]
+        # One number for each position of a sample, however it is guided: without guides this is plain sampling.
         numbers, row = Numbers(streams, most, device), torch.arange(len(rows), device=device)
         alive, steps = torch.ones_like(rows, dtype=torch.bool), list[tuple[Tensor, ...]]()
         for position in range(most):
@@ -90,6 +91,7 @@ class Guidance:
             if not bool(going.any()) or position + 1 == most:
                 break
             own = own.advance(token, alive)
+            # Judges read the text in caches of their own, under the weights of their networks.
             for place, guide in enumerate(self.guides):
                 with guide.network():
                     judges[place] = judges[place].advance(token, alive)

@@ -210,10 +210,12 @@ class SecondStage:
         for group in groups:
             for number, one in enumerate(samples[group.key]):
                 slot = group.key * MEMBERS + number
+                # The first sample of a group is cut at several places, each of them a row.
                 if added.kind == "exits":
                     if not number:
                         going |= {slot + place: (group, self._cut(one, slot + place)) for place in range(added.count)}
                     continue
+                # Who ran out of tokens without an answer is made to answer now.
                 if added.kind == "interrupted":
                     output = one.rollout.outputs[one.row]
                     if isinstance(output, Text) and output.truncated and added.answer not in output.whole:
@@ -233,6 +235,7 @@ class SecondStage:
                 else:
                     ending = policy.written(written(added.answer, group.prompt))
                     made.append((group, policy.extended(policy.unfinished(record, ""), ending)))
+        # All that goes on is drawn at once, each behind a beginning of its own.
         if going:
             request = replace(
                 self.request,

@@ -94,6 +94,7 @@ class Learners(Callback):
                 with networks(name):
                     tally = accumulate_gradients(run.policy, batch, rows, loss, on_policy=False, **settings)
                     sum_gradients(trained, run.accelerator)
+                # The policy's parameters held this network's values in the pass; its optimizer knows the network's own.
                 for value, parameter in zip(values, trained, strict=True):
                     value.grad, parameter.grad = parameter.grad, None
                 norm = float(torch.nn.utils.clip_grad_norm_(values, limit))

@@ -75,6 +75,7 @@ class ReplayedRows(Callback):
             drawn += [(group, row) for row in self.buffer.draw(group.number, replay, run.step, generator)]
         rollout, scores = None, None
         if drawn:
+            # With statistics of their own the replayed rows of a group are a group beside it.
             keys = [group.key + SPLIT * (replay.statistics == "split") for group, _ in drawn]
             stored = [row.record if replay.old == "stored" else without_log_probs(row.record) for _, row in drawn]
             pairs = [(group.prompt, record) for (group, _), record in zip(drawn, stored, strict=True)]

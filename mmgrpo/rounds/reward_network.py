@@ -122,6 +122,7 @@ class RewardModel(Callback):
             made = policy.rollout(request)
         of = dict(zip(slots, right.values(), strict=True))
         keys, origins = made.decisions.keys["prompt"].tolist(), made.decisions.origin.tolist()
+        # Scored as answers to the prompt itself, which knows nothing of rewriting.
         as_it_is = replace(made, prompts=[of[key][2] for key in keys])
         _, scores = rows.judge(replace(request, prompts=as_it_is.prompts), as_it_is)()
         cut = made.decisions.fields.get("truncated", torch.zeros(len(keys))).tolist()

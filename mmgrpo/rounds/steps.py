@@ -97,6 +97,7 @@ def natural(
         size = math.sqrt(_dot(vector, vector))
         if size == 0:
             return [damping * part for part in vector]
+        # A central difference of gradients, ``probe`` to both sides of the start.
         sides = []
         for sign in (1.0, -1.0):
             move(vector, sign * probe / size)
@@ -110,23 +111,27 @@ def natural(
     for _ in range(iterations if square > 0 else 0):
         product = fisher(search)
         curvature = _dot(search, product)
+        # The samples do not curve the loss in this direction, or it is NaN.
         if not curvature > 0:
             break
         length = square / curvature
         solution = [x + length * d for x, d in zip(solution, search, strict=True)]
         rest = [r - length * p for r, p in zip(rest, product, strict=True)]
         following = _dot(rest, rest)
+        # What is left is rounding.
         if following < 1e-10 * square or following == 0:
             break
         search = [r + following / square * d for r, d in zip(rest, search, strict=True)]
         square = following
     curvature = _dot(solution, fisher(solution))
+    # To the edge of the trust region, where size^2 s F s / 2 = delta.
     size = -math.sqrt(2 * delta / curvature) if curvature > 0 else 0.0
     for _ in range(tries if size else 0):
         move(solution, size)
         if evaluate("squares") <= delta and evaluate("loss") < before:
             return
         size *= shrink
+    # No length was good enough: back to the start.
     move(solution, 0.0)
 
 
