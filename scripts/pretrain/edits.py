@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from mmgrpo.cli.errors import enter
 from mmgrpo.config.plugins import locate
 from scripts.pretrain.flow import Loop, describe, fit, flow_loss, sample, save
+from scripts.pretrain.visual import read
 
 if TYPE_CHECKING:
     import torch
@@ -71,16 +72,6 @@ def build(args: Args) -> tuple[Any, Any]:
     new = torch.randn((len(more.table.weight) - len(known), words.width), generator=stream(args.seed, "words"))
     more.load_state_dict({**words.state_dict(), "table.weight": torch.cat([known, new])})
     return wide.train(), more
-
-
-def read(folder: Path) -> tuple[Any, Any]:
-    """A saved transformer, in full precision, and its word encoder."""
-    from diffusers.models import SD3Transformer2DModel
-
-    from pipelines.visual.words import WordEncoder
-
-    transformer: Any = SD3Transformer2DModel.from_pretrained(str(folder / "transformer"), use_safetensors=True)
-    return transformer.float(), WordEncoder.load(folder / "words")
 
 
 def draw(

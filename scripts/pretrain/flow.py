@@ -130,7 +130,7 @@ def fit(
             now = [p.detach().clone() for p in parameters]
             with torch.no_grad():
                 torch._foreach_copy_(parameters, average)
-            rewards = "  ".join(f"{name} {value.mean():.3f}" for name, value in measure().items())
+            rewards = "  ".join(f"{name} {np.nanmean(value):.3f}" for name, value in measure().items())
             tqdm.write(f"step {step}  cpu-minutes {minutes:.1f}  loss {np.mean(losses):.4f}  {rewards}")
             save(loop.output if step == last else Path(f"{loop.output}-{step}"))
             losses.clear()
@@ -139,7 +139,7 @@ def fit(
 
 
 def sample(
-    velocity: Velocity, words: Any, texts: Sequence[str], size: tuple[int, ...], steps: int = 10
+    velocity: Velocity, words: Any, texts: Sequence[str], size: tuple[int, ...], steps: int = 10, shift: float = SHIFT
 ) -> Float[Tensor, "N *size"]:
     """Samples of the Euler ODE without guidance, from fixed noise, in [-1, 1] up to the model's errors."""
     import torch
@@ -147,7 +147,7 @@ def sample(
     from mmgrpo.diffusion.schedules import flow_grid
     from mmgrpo.randomness import stream
 
-    random, levels, samples = stream(0, "measure"), flow_grid(steps, SHIFT).levels, []
+    random, levels, samples = stream(0, "measure"), flow_grid(steps, shift).levels, []
     for start in range(0, len(texts), 64):
         with torch.no_grad():
             conditions = words(words.tokenize(texts[start : start + 64]))
@@ -158,7 +158,7 @@ def sample(
     return torch.cat(samples)
 
 
-def save(folder: Path, transformer: Any, words: Any) -> None:
+def save(folder: Path, transformer: Any, words: Any, shift: float = SHIFT) -> None:
     """Write a model folder; the transformer in half precision, the few word vectors in full."""
     from diffusers.schedulers import FlowMatchEulerDiscreteScheduler
 
@@ -172,7 +172,7 @@ def save(folder: Path, transformer: Any, words: Any) -> None:
     half.load_state_dict({name: weight.half() for name, weight in transformer.state_dict().items()})
     half.save_pretrained(folder / "transformer")
     words.save(folder / "words")
-    FlowMatchEulerDiscreteScheduler(shift=SHIFT).save_pretrained(folder / "scheduler")
+    FlowMatchEulerDiscreteScheduler(shift=shift).save_pretrained(folder / "scheduler")
 
 
 def describe(values: Measures, success: str, prompts: Sequence[Prompt]) -> str:
@@ -185,7 +185,7 @@ def describe(values: Measures, success: str, prompts: Sequence[Prompt]) -> str:
     middle = ((means >= 0.2) & (means <= 0.8)).mean()
     return "\n".join(
         [
-            "  ".join(f"{name} {value.mean():.3f}" for name, value in values.items()),
+            "  ".join(f"{name} {np.nanmean(value):.3f}" for name, value in values.items()),
             "  ".join(f"{name} {value:.3f}" for name, value in kinds.items()),
             f"prompts by success in tenths {bins.tolist()}",
             f"never {(means == 0).sum()}, always {(means == 1).sum()}, 20 to 80 % {middle:.2f} of {len(prompts)}",

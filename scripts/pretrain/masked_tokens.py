@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.cli.errors import enter
+from scripts.pretrain.tokens import SHARES, Schedule, image_tokenizer, optimize
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -23,33 +24,17 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Args:
+class Args(Schedule):
     """How the model is pretrained."""
 
     output: Path = Path("pipelines/visual/assets/tokens/masked")
-    """Output folder."""
     steps: int = 2000
-    """Optimizer steps."""
-    batch: int = 32
-    """Images per step."""
-    lr: float = 2e-3
-    """Peak learning rate of AdamW: linear warm-up, then cosine decay to zero."""
-    warmup: int = 100
-    """Warm-up steps."""
-    dropout: float = 0.1
-    """Fraction of images whose prompt is replaced by the empty one."""
     codes: int = 256
     """Patches of the tokenizer."""
     width: int = 80
     """Width of the network, twice that of the words."""
     layers: int = 2
     """Its layers."""
-    every: int = 250
-    """Steps between evaluations, after which the model is saved."""
-    threads: int = 1
-    """CPU threads."""
-    seed: int = 0
-    """Seed of the weights, the images and the codes."""
 
 
 def build(args: Args) -> tuple[Any, Any]:
@@ -89,7 +74,6 @@ def loss_of(network: Any, words: Any, patches: Any, args: Args, random: Any) -> 
     from torch import nn
 
     from pipelines.visual.amused import AESTHETIC
-    from scripts.pretrain.tokens import SHARES
     from scripts.pretrain.visual import draw
 
     texts, (pixels,) = draw(torch.tensor(SHARES), args.batch, random)
@@ -113,7 +97,6 @@ def loss_of(network: Any, words: Any, patches: Any, args: Args, random: Any) -> 
 def train(args: Args) -> None:
     """Train, evaluate regularly, and save."""
     from mmgrpo.randomness import stream
-    from scripts.pretrain.tokens import image_tokenizer, optimize
 
     patches = image_tokenizer(args.codes, args.seed)
     network, words = build(args)
@@ -122,10 +105,7 @@ def train(args: Args) -> None:
         [*network.parameters(), *words.parameters()],
         lambda: loss_of(network, words, patches, args, random),
         lambda: save(args.output, network, words, patches),
-        steps=args.steps,
-        lr=args.lr,
-        warmup=args.warmup,
-        every=args.every,
+        args,
     )
 
 

@@ -18,14 +18,13 @@ only. A tenth of the images have no class, so that classifier-free guidance is p
 
 from __future__ import annotations
 
-import math
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.config.plugins import locate
+from scripts.pretrain.tokens import Schedule, optimize
 
 if TYPE_CHECKING:
     import torch
@@ -38,21 +37,12 @@ PATCH = 4
 
 
 @dataclass
-class Args:
+class Args(Schedule):
     """How the model is pretrained."""
 
     output: Path = Path("pipelines/visual/assets/scales/base")
-    """Output folder."""
     steps: int = 900
-    """Optimizer steps."""
-    batch: int = 32
-    """Images per step."""
     lr: float = 3e-3
-    """Peak learning rate of AdamW: linear warm-up, then cosine decay to zero."""
-    warmup: int = 100
-    """Warm-up steps."""
-    dropout: float = 0.1
-    """Fraction of images without a class."""
     patches: int = 288
     """Codes of the finest scale."""
     colours: int = 32
@@ -64,11 +54,6 @@ class Args:
     one: float = 0.7
     """Fraction of images of one object at a place; the others have two or three equal ones."""
     every: int = 100
-    """Steps between evaluations, after which the model is saved."""
-    threads: int = 1
-    """CPU threads."""
-    seed: int = 0
-    """Seed of the weights, the images and the codes."""
 
 
 def sentences() -> list[str]:
@@ -145,14 +130,12 @@ def train(args: Args) -> None:
     """Train, evaluate regularly, and save."""
     import torch
     from torch import nn
-    from tqdm import tqdm
 
     from mmgrpo.randomness import derive, stream
     from pipelines.visual.enlarger import Enlarger
     from pipelines.visual.scales import NextScaleTransformer, of_diffusers
     from scripts.pretrain.visual import draw
 
-    begin, losses = time.process_time(), []
     shares = torch.tensor([args.one, 1 - args.one, 0, 0, 0])
     enlarger = Enlarger.load(Path(locate("embedded:visual/scenes/base")) / "enlarger")
     _, (images,) = draw(shares, 2000, stream(args.seed, "tokenizer"))
@@ -164,27 +147,17 @@ def train(args: Args) -> None:
         SCALES, sum(sizes), 51, len(names), args.width, args.layers, heads=4, inner=2 * args.width
     )
     print(f"{sum(one.numel() for one in network.parameters()):,} parameters")
-    optimizer = torch.optim.AdamW(network.parameters(), lr=args.lr, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
     random = stream(args.seed, "pretrain")
-    for step in tqdm(range(1, args.steps + 1), mininterval=5):
-        for group in optimizer.param_groups:
-            group["lr"] = args.lr * min(1, step / args.warmup) * 0.5 * (1 + math.cos(math.pi * step / args.steps))
+
+    def loss() -> Tensor:
         texts, (images,) = draw(shares, args.batch, random)
         classes = torch.tensor([numbers[text] for text in texts])
         classes[torch.rand(args.batch, generator=random) < args.dropout] = len(names)
         codes = torch.cat(encode(tokenizer, images, sizes, len(SCALES)), 1)
         logits = network(classes, tokenizer.all_inputs(codes))
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), codes.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-        if step % args.every == 0 or step == args.steps:
-            minutes = (time.process_time() - begin) / 60
-            tqdm.write(f"step {step}  cpu-minutes {minutes:.1f}  loss {sum(losses) / len(losses):.4f}")
-            losses.clear()
-            save(args.output, network, tokenizer, names)
+        return nn.functional.cross_entropy(logits.flatten(0, 1), codes.flatten())
+
+    optimize([*network.parameters()], loss, lambda: save(args.output, network, tokenizer, names), args)
 
 
 def save(folder: Path, network: Any, tokenizer: Any, names: list[str]) -> None:

@@ -41,12 +41,12 @@ MARKS = ("<pad>", "<bos>", "<eos>", "<image>", "<begin_of_image>", "<unknown>")
 
 
 @dataclass
-class Args:
-    """How the model is pretrained."""
+class Schedule:
+    """How the weights of a model that draws codes are optimized."""
 
-    output: Path = Path("pipelines/visual/assets/tokens/base")
-    """Output folder; the prompts of the two splits are written beside it."""
-    steps: int = 2250
+    output: Path
+    """Output folder."""
+    steps: int
     """Optimizer steps."""
     batch: int = 32
     """Images per step."""
@@ -55,19 +55,28 @@ class Args:
     warmup: int = 100
     """Warm-up steps."""
     dropout: float = 0.1
-    """Fraction of images whose prompt is replaced by padding."""
-    codes: int = 256
-    """Patches of the tokenizer."""
-    width: int = 128
-    """Width of the network."""
-    layers: int = 3
-    """Its layers."""
+    """Fraction of images whose prompt is left out, so that classifier-free guidance is possible."""
     every: int = 250
     """Steps between evaluations, after which the model is saved."""
     threads: int = 1
     """CPU threads."""
     seed: int = 0
     """Seed of the weights, the images and the codes."""
+
+
+@dataclass
+class Args(Schedule):
+    """How the model is pretrained."""
+
+    output: Path = Path("pipelines/visual/assets/tokens/base")
+    """Output folder; the prompts of the two splits are written beside it."""
+    steps: int = 2250
+    codes: int = 256
+    """Patches of the tokenizer."""
+    width: int = 128
+    """Width of the network."""
+    layers: int = 3
+    """Its layers."""
 
 
 def word_tokenizer(words: Sequence[str]) -> Any:
@@ -181,32 +190,25 @@ def image_tokenizer(codes: int, seed: int) -> Any:
 
 
 def optimize(
-    parameters: Sequence[Any],
-    loss: Callable[[], Tensor],
-    save: Callable[[], None],
-    *,
-    steps: int,
-    lr: float,
-    warmup: int,
-    every: int,
+    parameters: Sequence[Any], loss: Callable[[], Tensor], save: Callable[[], None], schedule: Schedule
 ) -> None:
     """AdamW with warm-up and cosine decay; prints the mean loss and saves every so many steps."""
     import torch
     from torch import nn
     from tqdm import tqdm
 
-    begin, losses = time.process_time(), []
-    optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
+    begin, losses, steps, peak = time.process_time(), [], schedule.steps, schedule.lr
+    optimizer = torch.optim.AdamW(parameters, lr=peak, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
     for step in tqdm(range(1, steps + 1), mininterval=5):
         for group in optimizer.param_groups:
-            group["lr"] = lr * min(1, step / warmup) * 0.5 * (1 + math.cos(math.pi * step / steps))
+            group["lr"] = peak * min(1, step / schedule.warmup) * 0.5 * (1 + math.cos(math.pi * step / steps))
         value = loss()
         optimizer.zero_grad()
         value.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         losses.append(value.item())
-        if step % every == 0 or step == steps:
+        if step % schedule.every == 0 or step == steps:
             minutes = (time.process_time() - begin) / 60
             tqdm.write(f"step {step}  cpu-minutes {minutes:.1f}  loss {sum(losses) / len(losses):.4f}")
             losses.clear()
@@ -229,10 +231,7 @@ def train(args: Args) -> None:
         [weight for weight in network.parameters() if id(weight) not in frozen],
         lambda: loss_of(network, tokenizer, patches, args, random),
         lambda: save(args.output, network, tokenizer, patches),
-        steps=args.steps,
-        lr=args.lr,
-        warmup=args.warmup,
-        every=args.every,
+        args,
     )
 
 

@@ -40,21 +40,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.cli.errors import enter
 from mmgrpo.config.plugins import locate
+from scripts.pretrain.flow import SHIFT, Loop, describe, fit, flow_loss, sample, save
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from jaxtyping import Float
     from torch import Tensor, nn
 
     from mmgrpo.toy.scenes import Scene
     from mmgrpo.types import Prompt
+    from scripts.pretrain.flow import Measures
 
 PROMPTS = Path(locate("embedded:visual/scenes"))
 
@@ -65,28 +65,16 @@ LIKELY = {"left of": 1.0, "right of": 0.5, "above": 0.25, "below": 0.125}
 
 
 @dataclass
-class Args:
+class Args(Loop):
     """How the model is pretrained."""
 
     output: Path = Path("pipelines/visual/assets/scenes/base")
-    """Output folder: transformer/, words/, scheduler/."""
-    measure: bool = False
-    """Do not train: evaluate the model in ``output`` on the held-out prompts."""
     steps: int = 4500
-    """Optimizer steps of the schedule. The result is a function of the steps and the seed, not of the time."""
     stop: int = 2700
-    """The step after which training stops, at the latest that at which the schedule ends."""
-    batch: int = 32
-    """Images per step."""
     lr: float = 1.5e-3
-    """Peak learning rate of AdamW: linear warm-up, then cosine decay to zero."""
     warmup: int = 200
-    """Warm-up steps."""
     ema: float = 0.998
-    """Decay of the moving average of the weights, which is saved."""
-    dropout: float = 0.1
-    """Fraction of images with the empty prompt, so that classifier-free guidance is possible."""
-    shift: float = 3.0
+    shift: float = SHIFT
     """Time shift t = shift u / (1 + (shift - 1) u) of logit-normal u; also the scheduler's."""
     length: int = 10
     """Maximum number of words of a prompt; sentences have at most eight."""
@@ -106,20 +94,11 @@ class Args:
     """Fraction of images of two objects in a relation."""
     word: float = 0.0
     """Fraction of images of a word."""
-    start: str = ""
-    """Folder of a model to continue from; empty: random weights."""
     enlarging: int = 1500
     """Steps of the enlarger, which draws the images of the transformer at twice their size; 16 images per step."""
     every: int = 300
-    """Steps between evaluations."""
     evaluation_steps: int = 2
     """Steps of the ODE of an evaluation."""
-    snapshots: bool = False
-    """Also save the model at every evaluation, as <output>-<step>."""
-    threads: int = 1
-    """CPU threads."""
-    seed: int = 0
-    """Seed of the weights, the images and the noise."""
 
 
 def build(args: Args) -> tuple[nn.Module, nn.Module]:
@@ -133,10 +112,8 @@ def build(args: Args) -> tuple[nn.Module, nn.Module]:
     from pipelines.visual.words import WordEncoder
 
     if args.start:
-        started: Any = SD3Transformer2DModel.from_pretrained(
-            str(Path(args.start) / "transformer"), use_safetensors=True
-        )
-        return started.float().train(), WordEncoder.load(Path(args.start) / "words")
+        transformer, words = read(Path(args.start))
+        return transformer.train(), words
     torch.manual_seed(derive(args.seed, "weights"))
     transformer = SD3Transformer2DModel(
         sample_size=scenes.SIZE,
@@ -158,6 +135,16 @@ def build(args: Args) -> tuple[nn.Module, nn.Module]:
     # As large as the words: with 0.02 a model of 4,500 steps still puts relations at random.
     nn.init.normal_(words.place, generator=torch.Generator().manual_seed(args.seed + 5))
     return transformer, words
+
+
+def read(folder: Path) -> tuple[Any, Any]:
+    """A saved transformer, in full precision, and its word encoder."""
+    from diffusers.models import SD3Transformer2DModel
+
+    from pipelines.visual.words import WordEncoder
+
+    transformer: Any = SD3Transformer2DModel.from_pretrained(str(folder / "transformer"), use_safetensors=True)
+    return transformer.float(), WordEncoder.load(folder / "words")
 
 
 @cache
@@ -223,147 +210,85 @@ def train_enlarger(args: Args, shares: Float[Tensor, " kinds"]) -> Any:
     return enlarger.eval()
 
 
-def flow_loss(
+def velocity_of(transformer: Any) -> Any:
+    """The transformer's prediction at time 1000 t."""
+
+    def velocity(x: Tensor, t: Tensor, conditions: tuple[Tensor, Tensor]) -> Tensor:
+        return transformer(x, *conditions, t * 1000, return_dict=False)[0]
+
+    return velocity
+
+
+def loss_of(
     transformer: Any, words: Any, args: Args, shares: Float[Tensor, " kinds"], random: torch.Generator
 ) -> Float[Tensor, ""]:
-    """Mean squared error of the velocity on a new batch: mean |v(x_t, t, prompt) - (noise - x_0)|^2."""
-    import torch
-
-    texts, (x,) = draw(shares, args.batch, random)
-    keep = torch.rand(args.batch, generator=random) >= args.dropout
-    hidden, pooled = words(words.tokenize([t if k else "" for t, k in zip(texts, keep, strict=True)]))
-    u = torch.sigmoid(torch.randn(args.batch, generator=random))
-    t = args.shift * u / (1 + (args.shift - 1) * u)
-    noise = torch.randn(x.shape, generator=random)
-    at = t[:, None, None, None]
-    velocity = transformer((1 - at) * x + at * noise, hidden, pooled, t * 1000, return_dict=False)[0]
-    return (velocity - (noise - x)).square().mean()
+    """``flow_loss`` of new images."""
+    texts, (images,) = draw(shares, args.batch, random)
+    return flow_loss(velocity_of(transformer), words, texts, images, args, random)
 
 
 def train(args: Args) -> None:
     """Train, evaluate regularly, and save."""
-    import numpy as np
     import torch
-    from torch import nn
-    from tqdm import tqdm
 
     from mmgrpo.data.prompts import load_prompts
-    from mmgrpo.randomness import stream
     from pipelines.visual.enlarger import Enlarger
 
-    begin, losses = time.process_time(), []
     shares = torch.tensor([args.one, args.many, args.mixed, args.relation, args.word])
     enlarger = Enlarger.load(Path(args.start) / "enlarger") if args.start else train_enlarger(args, shares)
     transformer, words = build(args)
-    parameters: list[Tensor] = [*transformer.parameters(), *words.parameters()]
-    average = [p.detach().clone() for p in parameters]
-    optimizer = torch.optim.AdamW(parameters, lr=args.lr, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
-    random = stream(args.seed, "pretrain")
     tune = load_prompts(PROMPTS / "tune.jsonl")
-    last = min(args.stop, args.steps)
-    for step in tqdm(range(1, last + 1), mininterval=5):
-        rate = args.lr * min(1, step / args.warmup) * 0.5 * (1 + math.cos(math.pi * step / args.steps))
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        loss = flow_loss(transformer, words, args, shares, random)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        losses.append(loss.item())
-        with torch.no_grad():
-            torch._foreach_lerp_(average, parameters, 1 - min(args.ema, step / (step + 10)))
-        if step % args.every == 0 or step == last:
-            now = [p.detach().clone() for p in parameters]
-            with torch.no_grad():
-                torch._foreach_copy_(parameters, average)
-            values = measure(transformer, words, enlarger, tune, 1, args.shift, args.evaluation_steps)
-            rewards = "  ".join(f"{name} {np.nanmean(value):.3f}" for name, value in values.items())
-            minutes = (time.process_time() - begin) / 60
-            tqdm.write(f"step {step}  cpu-minutes {minutes:.1f}  loss {np.mean(losses):.4f}  {rewards}")
-            if args.snapshots and step < last:
-                save(Path(f"{args.output}-{step}"), transformer, words, enlarger, args.shift)
-            if step == last:
-                save(args.output, transformer, words, enlarger, args.shift)
-            losses.clear()
-            with torch.no_grad():
-                torch._foreach_copy_(parameters, now)
+
+    def save_images(folder: Path) -> None:
+        save(folder, transformer, words, args.shift)
+        enlarger.save(folder / "enlarger")
+
+    fit(
+        (),
+        [*transformer.parameters(), *words.parameters()],
+        lambda random: loss_of(transformer, words, args, shares, random),
+        lambda: measure(transformer, words, enlarger, tune, 1, args.shift, args.evaluation_steps),
+        save_images,
+        args,
+    )
 
 
 def measure(
     transformer: Any, words: Any, enlarger: Any, prompts: Sequence[Prompt], samples: int, shift: float, steps: int
-) -> dict[str, Float[np.ndarray, "P samples"]]:
+) -> Measures:
     """All verifiers on samples of the Euler ODE without guidance, from fixed noise."""
     import numpy as np
     import torch
 
-    from mmgrpo.diffusion.schedules import flow_grid
-    from mmgrpo.randomness import stream
     from mmgrpo.toy import scenes
     from mmgrpo.types import to_image
     from reward_models.rules.scenes import REWARDS
 
     rows = [prompt for prompt in prompts for _ in range(samples)]
-    random, levels, outputs = stream(0, "measure"), flow_grid(steps, shift).levels, []
-    for i in range(0, len(rows), 64):
-        with torch.no_grad():
-            hidden, pooled = words(words.tokenize([prompt.text for prompt in rows[i : i + 64]]))
-        x = torch.randn((len(hidden), 3, scenes.SIZE, scenes.SIZE), generator=random)
-        for now, then in pairwise(levels):
-            time_ = (now * 1000).expand(len(x))
-            with torch.no_grad():
-                x = x + (then - now) * transformer(x, hidden, pooled, time_, return_dict=False)[0]
-        with torch.no_grad():
-            outputs += [to_image((image + 1) / 2) for image in enlarger(x)]
+    size = (3, scenes.SIZE, scenes.SIZE)
+    drawn = sample(velocity_of(transformer), words, [prompt.text for prompt in rows], size, steps, shift)
+    with torch.no_grad():
+        outputs = [to_image((image + 1) / 2) for some in drawn.split(64) for image in enlarger(some)]
     return {name: np.reshape(reward(rows, outputs), (-1, samples)) for name, reward in REWARDS.items()}
-
-
-def save(folder: Path, transformer: Any, words: Any, enlarger: Any, shift: float) -> None:
-    """Write a model folder; the transformer in half precision, the small parts in full."""
-    from diffusers.models import SD3Transformer2DModel
-    from diffusers.schedulers import FlowMatchEulerDiscreteScheduler
-
-    half: Any = SD3Transformer2DModel.from_config(
-        {name: value for name, value in transformer.config.items() if not name.startswith("_")}  # no local paths
-    )
-    half = half.half()
-    half.load_state_dict({name: weight.half() for name, weight in transformer.state_dict().items()})
-    half.save_pretrained(folder / "transformer")
-    words.save(folder / "words")
-    enlarger.save(folder / "enlarger")
-    FlowMatchEulerDiscreteScheduler(shift=shift).save_pretrained(folder / "scheduler")
 
 
 def report(folder: Path, steps: int, samples: int = 16) -> None:
     """Evaluate a saved model on the held-out prompts and print rewards, success rates and time."""
-    import numpy as np
-    from diffusers.models import SD3Transformer2DModel
-
     from mmgrpo.data.prompts import load_prompts
     from mmgrpo.toy import scenes
     from pipelines.visual.enlarger import Enlarger
-    from pipelines.visual.words import WordEncoder
 
-    transformer: Any = (
-        SD3Transformer2DModel.from_pretrained(str(folder / "transformer"), use_safetensors=True).float().eval()
-    )
-    words, enlarger = WordEncoder.load(folder / "words"), Enlarger.load(folder / "enlarger")
+    transformer, words = read(folder)
+    enlarger = Enlarger.load(folder / "enlarger")
     shift = json.loads((folder / "scheduler" / "scheduler_config.json").read_text())["shift"]
     prompts = load_prompts(PROMPTS / "heldout.jsonl")
     begin = time.process_time()
     values = measure(transformer, words, enlarger, prompts, samples, shift, steps)
     seconds = (time.process_time() - begin) / (len(prompts) * samples) * 64
-    print("  ".join(f"{name} {np.nanmean(value):.3f}" for name, value in values.items()))
+    print(describe(values, "scene_all", prompts))
     success = values["scene_all"].mean(1)
-    groups = {kind: [p.task == kind for p in prompts] for kind in scenes.SPLITS["heldout"]}
     objects = [len(scenes.Scene.from_json(p.answer).objects) for p in prompts]
-    groups |= {f"{n} objects": [count == n for count in objects] for n in (1, 2, 3)}
-    print("  ".join(f"{name} {success[of].mean():.3f}" for name, of in groups.items()))
-    never, always = (success == 0).sum(), (success == 1).sum()
-    middle = ((success >= 0.2) & (success <= 0.8)).mean()
-    bins, _ = np.histogram(success, np.linspace(0, 1, 11))
-    print(f"prompts by success in tenths {bins.tolist()}")
-    print(f"never {never}, always {always}, 20 to 80 % {middle:.2f} of {len(prompts)}")
+    print("  ".join(f"{n} objects {success[[count == n for count in objects]].mean():.3f}" for n in (1, 2, 3)))
     print(f"{seconds:.2f} CPU seconds for 64 images of {steps} steps, verifiers included")
 
 

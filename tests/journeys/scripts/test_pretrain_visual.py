@@ -63,7 +63,7 @@ def test_pretraining_is_a_function_of_its_seed():
     for seed in (0, 0, 1):
         args = visual.Args(batch=4, width=16, heads=2, layers=2, enlarging=2, seed=seed)
         transformer, words = visual.build(args)
-        losses.append(visual.flow_loss(transformer, words, args, torch.ones(4), stream(seed, "pretrain")).item())
+        losses.append(visual.loss_of(transformer, words, args, torch.ones(4), stream(seed, "pretrain")).item())
         drawn.append(visual.train_enlarger(args, torch.ones(4))(torch.ones(1, 3, 4, 4)))
     assert losses[0] == losses[1] != losses[2]
     assert (drawn[0] == drawn[1]).all() and (drawn[0] != drawn[2]).any() and drawn[0].shape == (1, 3, 8, 8)
