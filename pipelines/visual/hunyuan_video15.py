@@ -27,8 +27,8 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import padded, refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
-from pipelines.training import PLAIN, Training, freeze, make_trainable
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
+from pipelines.training import PLAIN, Training, freeze
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model
 from pipelines.visual.hunyuan_video import LORA_TARGETS, clips_of_latents, latent_clip, spacing
 from pipelines.visual.options import HunyuanVideo15Options
 from pipelines.visual.pipeline import Call, Pipeline
@@ -200,15 +200,9 @@ def load(options: HunyuanVideo15Options, training: Training = PLAIN) -> FlowMode
         size = latent_clip(pipeline, sides, frames, height, width, (FRAMES, *own))
         return architecture, (pipeline.num_channels_latents, *size)
 
-    return FlowModel(
-        network,
-        *sized(options.height, options.width, options.frames),
-        pipeline.scheduler,
-        training,
-        make_trainable(network, training, LORA_TARGETS),
-        guidance=float(options.guidance),
-        fps=options.fps or FPS,
-        sized=sized,
+    size = (options.height, options.width, options.frames)
+    return flow_model(
+        network, pipeline.scheduler, training, LORA_TARGETS, sized, size, options.guidance, options.fps or FPS
     )
 
 

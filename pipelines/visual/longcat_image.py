@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -22,14 +21,15 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import refuse_longer
 from pipelines.pretrained import locate, read_network, read_pipeline
-from pipelines.training import PLAIN, Training, freeze, make_trainable
+from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual.flow import (
     TRANSFORMER,
     Architecture,
     FlowModel,
-    image_shift,
+    flow_model,
     latents_of_pixels,
     pixels_of_latents,
+    shifted_spacing,
 )
 from pipelines.visual.flux import LORA_TARGETS, pack, places, unpack
 from pipelines.visual.options import LongCatOptions
@@ -114,9 +114,7 @@ class LongCatImage(Architecture):
         return latents_of_pixels(self.pipeline.vae, pixels)
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
-        """Evenly spaced levels from 1 to 1 / steps, shifted according to the number of image tokens."""
-        mu = image_shift(scheduler.config, self.size[0] * self.size[1] // 4, 1.15)
-        return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": mu}
+        return shifted_spacing(scheduler, steps, self.size[0] * self.size[1] // 4)
 
 
 def load(options: LongCatOptions, training: Training = PLAIN) -> FlowModel:
@@ -142,15 +140,8 @@ def load(options: LongCatOptions, training: Training = PLAIN) -> FlowModel:
         size = latent_size(height, width, sides_of(network.config, factor), factor=factor, default=default)
         return LongCatImage(pipeline, options.cfg_renorm_min, device, size), (network.config.in_channels // 4, *size)
 
-    return FlowModel(
-        network,
-        *sized(options.height, options.width, 0),
-        pipeline.scheduler,
-        training,
-        make_trainable(network, training, LORA_TARGETS),
-        guidance=float(options.guidance),
-        sized=sized,
-    )
+    size = (options.height, options.width, 0)
+    return flow_model(network, pipeline.scheduler, training, LORA_TARGETS, sized, size, options.guidance)
 
 
 PIPELINE = Pipeline(

@@ -21,9 +21,9 @@ from mmgrpo.types import Audio, Prompt
 from pipelines import require
 from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
-from pipelines.training import PLAIN, Training, freeze, make_trainable
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
-from pipelines.visual.ltx_video import clips_of_latents, sides_of, spacing
+from pipelines.training import PLAIN, Training, freeze
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model, shifted_spacing
+from pipelines.visual.ltx_video import clips_of_latents, sides_of
 from pipelines.visual.options import Ltx2Options
 from pipelines.visual.pipeline import Call, Pipeline
 from pipelines.visual.sizes import latent_frames, latent_size
@@ -141,7 +141,7 @@ class Ltx2(Architecture):
         return [Audio(wave.clone(), int(vocoder.config.output_sampling_rate)) for wave in waves]
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
-        return spacing(scheduler, steps, math.prod(self.seen[1:]))
+        return shifted_spacing(scheduler, steps, math.prod(self.seen[1:]))
 
 
 def sound_shape(pipeline: Any, frames: int, fps: float) -> tuple[int, int, int]:
@@ -187,16 +187,8 @@ def load(options: Ltx2Options, training: Training = PLAIN) -> FlowModel:
         )
         return architecture, (sum(architecture.streams.values()),)
 
-    model = FlowModel(
-        network,
-        *sized(options.height, options.width, options.frames),
-        pipeline.scheduler,
-        training,
-        make_trainable(network, training, LORA_TARGETS),
-        guidance=float(options.guidance),
-        fps=fps,
-        sized=sized,
-    )
+    size = (options.height, options.width, options.frames)
+    model = flow_model(network, pipeline.scheduler, training, LORA_TARGETS, sized, size, options.guidance, fps)
     model.architecture.check_guidance(model.guidance)
     return model
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.pretrained import locate, read_network
-from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.training import PLAIN, Training
 from pipelines.visual.conditioning_image import first_frame
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model, shifted_spacing
 from pipelines.visual.ltx_video import (
     FPS,
     LORA_TARGETS,
@@ -31,7 +31,6 @@ from pipelines.visual.ltx_video import (
     places,
     read_ltx,
     sides_of,
-    spacing,
     velocity,
 )
 from pipelines.visual.options import LtxImageOptions
@@ -91,7 +90,7 @@ class LtxImage(Architecture):
         return clips_of_latents(self.pipeline.vae, latents)
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
-        return spacing(scheduler, steps, math.prod(self.size))
+        return shifted_spacing(scheduler, steps, math.prod(self.size))
 
 
 def load(options: LtxImageOptions, training: Training = PLAIN) -> FlowModel:
@@ -117,15 +116,9 @@ def load(options: LtxImageOptions, training: Training = PLAIN) -> FlowModel:
         shape = (network.config.in_channels, size[0] - 1, *size[1:])
         return LtxImage(pipeline, options.max_sequence_length, options.fps or FPS, device, size), shape
 
-    return FlowModel(
-        network,
-        *sized(options.height, options.width, options.frames),
-        pipeline.scheduler,
-        training,
-        make_trainable(network, training, LORA_TARGETS),
-        guidance=float(options.guidance),
-        fps=options.fps or FPS,
-        sized=sized,
+    size = (options.height, options.width, options.frames)
+    return flow_model(
+        network, pipeline.scheduler, training, LORA_TARGETS, sized, size, options.guidance, options.fps or FPS
     )
 
 

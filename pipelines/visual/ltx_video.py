@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -21,8 +20,8 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
-from pipelines.training import PLAIN, Training, freeze, make_trainable
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift
+from pipelines.training import PLAIN, Training, freeze
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model, shifted_spacing
 from pipelines.visual.options import LtxVideoOptions
 from pipelines.visual.pipeline import Pipeline, as_tokens
 from pipelines.visual.sizes import Sides, latent_frames, latent_size
@@ -72,7 +71,7 @@ class LtxVideo(Architecture):
         return clips_of_latents(self.pipeline.vae, latents)
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
-        return spacing(scheduler, steps, self.tokens)
+        return shifted_spacing(scheduler, steps, self.tokens)
 
 
 def encode_words(pipeline: Any, prompt: Prompt, most: int, device: torch.device) -> tuple[Tensor, ...]:
@@ -129,11 +128,6 @@ def clips_of_latents(vae: Any, latents: Float[Tensor, "N c f h w"]) -> Float[Ten
     return pixels.float().transpose(1, 2) / 2 + 0.5
 
 
-def spacing(scheduler: Any, steps: int, tokens: int) -> dict[str, Any]:
-    """Evenly spaced levels from 1 to 1 / steps, shifted according to the number of tokens."""
-    return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": image_shift(scheduler.config, tokens, 1.15)}
-
-
 def read_ltx(kind: Any, source: str, training: Training, network: Any) -> Any:
     """The pipeline around a network."""
     from diffusers import AutoencoderKLLTXVideo
@@ -173,15 +167,9 @@ def load(options: LtxVideoOptions, training: Training = PLAIN) -> FlowModel:
         architecture = LtxVideo(pipeline, options.max_sequence_length, options.fps or FPS, device, math.prod(size))
         return architecture, (network.config.in_channels, *size)
 
-    return FlowModel(
-        network,
-        *sized(options.height, options.width, options.frames),
-        pipeline.scheduler,
-        training,
-        make_trainable(network, training, LORA_TARGETS),
-        guidance=float(options.guidance),
-        fps=options.fps or FPS,
-        sized=sized,
+    size = (options.height, options.width, options.frames)
+    return flow_model(
+        network, pipeline.scheduler, training, LORA_TARGETS, sized, size, options.guidance, options.fps or FPS
     )
 
 

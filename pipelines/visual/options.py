@@ -61,7 +61,6 @@ class FlowOptions(MemoryOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "sd3"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "embedded:visual/scenes/base"
     """Folder or hub id, e.g. stabilityai/stable-diffusion-3.5-medium."""
     height: Annotated[int, within("[0, 16384]")] = 0
@@ -79,7 +78,6 @@ class EditOptions(FlowOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "sd3_edit"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "embedded:visual/edits/base"
     """Folder of a small model that edits images (scripts/pretrain/edits.py)."""
 
@@ -89,7 +87,6 @@ class FluxOptions(FlowOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "flux"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "black-forest-labs/FLUX.1-dev"
     """Folder or hub id."""
     height: int = 512
@@ -101,7 +98,6 @@ class FluxOptions(FlowOptions):
     true_cfg_scale: Annotated[float, SCALE] = 1.0
     """Additional classifier-free guidance, in two evaluations; 1 is none."""
     negative_prompt: Annotated[str, LONG_TEXT, TRUE_CFG] = ""
-    """Negative prompt of classifier-free guidance; a row's own negative_prompt replaces it."""
     max_sequence_length: int = 512
     """Maximum prompt length, in T5 tokens; 256 for schnell."""
 
@@ -111,9 +107,7 @@ class StableDiffusionOptions(MemoryOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "stable_diffusion"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "CompVis/stable-diffusion-v1-4"
-    """Folder or hub id."""
     height: Annotated[int, within("[0, 16384]")] = 0
     """Height of the images in pixels; 0 takes the checkpoint's own (512 of Stable Diffusion 1.x)."""
     width: Annotated[int, within("[0, 16384]")] = 0
@@ -127,7 +121,6 @@ class SdxlOptions(StableDiffusionOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "sdxl"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "stabilityai/stable-diffusion-xl-base-1.0"
 
 
@@ -136,9 +129,7 @@ class KontextOptions(FluxOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "flux_kontext"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "black-forest-labs/FLUX.1-Kontext-dev"
-    """Folder or hub id."""
     given_size: Annotated[int, within("0", "[64, 4096]")] = 1024
     """An image to edit is resized to the preferred size of FLUX.1 Kontext that is nearest to its ratio of sides, of
     about given_size x given_size pixels; 0 keeps its own size."""
@@ -149,7 +140,6 @@ class KleinOptions(FlowOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "flux2_klein"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "black-forest-labs/FLUX.2-klein-base-4B"
     """Folder or hub id."""
     given_size: Annotated[int, within("[64, 4096]")] = 1024
@@ -170,15 +160,12 @@ class Flux2Options(KleinOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "flux2"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "black-forest-labs/FLUX.2-dev"
-    """Folder or hub id."""
     guidance: Annotated[float, within("[0, 1000]")] = 4.0
     """Embedded guidance scale, in one evaluation."""
     true_cfg_scale: Annotated[float, SCALE] = 1.0
     """Additional classifier-free guidance, in two evaluations; 1 is none, as in diffusers' pipeline."""
     negative_prompt: Annotated[str, LONG_TEXT, TRUE_CFG] = ""
-    """Negative prompt of classifier-free guidance; a row's own negative_prompt replaces it."""
     max_sequence_length: int = 512
     """Maximum prompt length, in Mistral tokens, system message included."""
 
@@ -188,11 +175,9 @@ class SanaOptions(FlowOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "sana"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "Efficient-Large-Model/SANA1.5_1.6B_1024px_diffusers"
     """Folder or hub id."""
     guidance: float = 4.5
-    """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
     max_sequence_length: int = 300
     """Maximum prompt length in Gemma tokens, without the instruction before it."""
 
@@ -202,7 +187,6 @@ class QwenImageOptions(FlowOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "qwen_image"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "Qwen/Qwen-Image"
     """Folder or hub id."""
     guidance: float = 4.0
@@ -216,7 +200,6 @@ class QwenImage21Options(FlowOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "qwen_image21"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "Qwen/Qwen-Image-2.1"
     """Folder or hub id."""
     guidance: float = 1.0
@@ -230,9 +213,7 @@ class QwenImageEditOptions(QwenImageOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "qwen_image_edit"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "Qwen/Qwen-Image-Edit-2509"
-    """Folder or hub id."""
     given_size: Annotated[int, within("[64, 4096]")] = 1024
     """Images to edit are scaled to given_size x given_size pixels in area, keeping their aspect ratio."""
     max_sequence_length: Annotated[int, within("[1, 3584]")] = 2048
@@ -244,9 +225,7 @@ class LongCatOptions(MemoryOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "longcat_image"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "meituan-longcat/LongCat-Image"
-    """Folder or hub id."""
     height: Annotated[int, within("[0, 16384]")] = 0
     """Height of the images in pixels; 0 means 1024."""
     width: Annotated[int, within("[0, 16384]")] = 0
@@ -264,7 +243,6 @@ class ZImageOptions(FlowOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "z_image"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "Tongyi-MAI/Z-Image-Turbo"
     """Folder or hub id."""
     guidance: float = 1.0
@@ -290,7 +268,6 @@ class SanaVideoOptions(VideoOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "sana_video"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "Efficient-Large-Model/SANA-Video_2B_480p_diffusers"
     """Folder or hub id."""
     height: int = 0
@@ -302,7 +279,6 @@ class SanaVideoOptions(VideoOptions):
     fps: float = 0.0
     """Frame rate of a video; 0 means 16."""
     guidance: float = 6.0
-    """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
     max_sequence_length: int = 300
     """Maximum prompt length in Gemma tokens, without the instruction before it."""
 
@@ -312,7 +288,6 @@ class HunyuanVideoOptions(VideoOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "hunyuan_video"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "hunyuanvideo-community/HunyuanVideo"
     """Folder or hub id."""
     height: int = 0
@@ -328,7 +303,6 @@ class HunyuanVideoOptions(VideoOptions):
     true_cfg_scale: Annotated[float, SCALE] = 1.0
     """Additional classifier-free guidance, in two evaluations; 1 is none."""
     negative_prompt: Annotated[str, LONG_TEXT, TRUE_CFG] = ""
-    """Negative prompt of classifier-free guidance; a row's own negative_prompt replaces it."""
     max_sequence_length: int = 256
     """Maximum prompt length, in Llama tokens."""
 
@@ -338,7 +312,6 @@ class SkyreelsOptions(HunyuanVideoOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "skyreels_i2v"
-    """Model family; 'mmgrpo families' lists them."""
     transformer: Annotated[str, ANY_TEXT] = ""
     """Folder or hub id of a separately published network, Skywork/SkyReels-V1-Hunyuan-I2V; empty: that of path."""
     height: int = 0
@@ -348,7 +321,6 @@ class SkyreelsOptions(HunyuanVideoOptions):
     frames: int = 0
     """Frames of a video, 1 more than a multiple of 4; 0 means 97."""
     guidance: float = 1.0
-    """Embedded guidance scale, in one evaluation."""
     true_cfg_scale: float = 6.0
     """Classifier-free guidance, in two evaluations; 1 is none."""
 
@@ -358,7 +330,6 @@ class HunyuanVideo15Options(VideoOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "hunyuan_video15"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"
     """Folder or hub id."""
     height: int = 0
@@ -380,7 +351,6 @@ class LtxVideoOptions(VideoOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "ltx_video"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "Lightricks/LTX-Video"
     """Folder or hub id."""
     height: int = 0
@@ -392,9 +362,7 @@ class LtxVideoOptions(VideoOptions):
     fps: float = 0.0
     """Frame rate, also a conditioning input of the network; 0 means 25."""
     guidance: float = 3.0
-    """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
     max_sequence_length: int = 128
-    """Maximum prompt length, in T5 tokens."""
 
 
 @dataclass
@@ -402,7 +370,6 @@ class Ltx2Options(VideoOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "ltx2"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "Lightricks/LTX-2"
     """Folder or hub id."""
     height: int = 0
@@ -414,7 +381,6 @@ class Ltx2Options(VideoOptions):
     fps: float = 0.0
     """Frame rate, also a conditioning input of the network; 0 means 24."""
     guidance: float = 3.0
-    """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
     sound_guidance: Annotated[float, within("0", "[1, 1000]")] = 0.0
     """Guidance of the sound, where it differs; 0 takes guidance, diffusers' pipeline has 7."""
     cross_timestep: bool = False
@@ -429,7 +395,6 @@ class LtxImageOptions(LtxVideoOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "ltx_i2v"
-    """Model family; 'mmgrpo families' lists them."""
 
 
 @dataclass
@@ -437,7 +402,6 @@ class WanOptions(VideoOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "wan"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
     """Folder or hub id."""
     frames: int = 0
@@ -449,7 +413,6 @@ class WanOptions(VideoOptions):
     width: int = 0
     """Width of a video in pixels; 0 takes the model's default, 832 for published ones."""
     guidance: float = 5.0
-    """Classifier-free guidance of the policy, in rollout, training and evaluation; 1 is none."""
     whole_clips: bool = False
     """Take clips of answers from their first to their last frame, evenly in time, whatever their speed becomes; by
     default frames are those at the times of a sample's, from the first on, and a shorter clip is skipped."""
@@ -464,9 +427,7 @@ class WanImageOptions(WanOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "wan_i2v"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers"
-    """Folder or hub id."""
 
 
 @dataclass
@@ -474,9 +435,7 @@ class AmusedOptions(ModelOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "amused"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "amused/amused-512"
-    """Folder or hub id."""
     height: Annotated[int, within("[0, 16384]")] = 0
     """Height of the images in pixels; 0 takes the checkpoint's own."""
     width: Annotated[int, within("[0, 16384]")] = 0
@@ -494,9 +453,7 @@ class JanusOptions(ModelOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "janus"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "deepseek-community/Janus-Pro-1B"
-    """Folder or hub id."""
     size: Annotated[int, within("[0, 16384]")] = 0
     """Width and height of the images in pixels; 0 takes the tokenizer's own (384 of Janus-Pro), and any other size is
     refused."""
@@ -512,7 +469,6 @@ class VarOptions(ModelOptions):
     """The model, and which of its weights are trained."""
 
     family: str = "var"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = ""
     """Folder."""
     size: Annotated[int, within("[0, 16384]")] = 0
@@ -612,7 +568,6 @@ class ImageTokenSampling(TokenSampling):
     temperature: float = 1.0
     """Temperature of rollouts; log-probabilities are those of the tempered, guided distribution."""
     evaluation_temperature: float = 1.0
-    """Temperature of evaluation samples; 0 is greedy."""
     dtype: Annotated[str, one_of("", "bfloat16", "float16")] = ""
     """Precision of sampling, bfloat16 or float16, with log-probabilities recomputed in model.dtype; empty:
     model.dtype."""

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -20,8 +19,8 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import padded, refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
-from pipelines.training import PLAIN, Training, freeze, make_trainable
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift
+from pipelines.training import PLAIN, Training, freeze
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model, shifted_spacing
 from pipelines.visual.flux import LORA_TARGETS, pack, unpack
 from pipelines.visual.options import QwenImageOptions
 from pipelines.visual.pipeline import Pipeline
@@ -93,9 +92,7 @@ class QwenImage(Architecture):
         return ((encoded - mean) / std)[:, :, 0]
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
-        """Evenly spaced levels from 1 to 1 / steps, shifted according to the number of image tokens."""
-        mu = image_shift(scheduler.config, self.size[0] * self.size[1] // 4, 1.15)
-        return {"sigmas": np.linspace(1.0, 1 / steps, steps), "mu": mu}
+        return shifted_spacing(scheduler, steps, self.size[0] * self.size[1] // 4)
 
 
 def predicted(
@@ -151,15 +148,8 @@ def load(options: QwenImageOptions, training: Training = PLAIN) -> FlowModel:
         size = latent_size(height, width, sides_of(network.config, factor), factor=factor, default=default)
         return QwenImage(pipeline, options.max_sequence_length, device, size), (network.config.in_channels // 4, *size)
 
-    return FlowModel(
-        network,
-        *sized(options.height, options.width, 0),
-        pipeline.scheduler,
-        training,
-        make_trainable(network, training, LORA_TARGETS),
-        guidance=float(options.guidance),
-        sized=sized,
-    )
+    size = (options.height, options.width, 0)
+    return flow_model(network, pipeline.scheduler, training, LORA_TARGETS, sized, size, options.guidance)
 
 
 def check_text_tokens(tokens: int, most: int) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -23,9 +22,9 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import padded, refuse_cut
 from pipelines.pretrained import locate, read_network, read_part, read_pipeline
-from pipelines.training import PLAIN, Training, freeze, make_trainable
+from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual.conditioning_image import by_sizes
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, image_shift
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model, shifted_spacing
 from pipelines.visual.options import QwenImage21Options
 from pipelines.visual.pipeline import Pipeline, as_tokens
 from pipelines.visual.qwen_image import NOTHING, latent_statistics
@@ -119,8 +118,8 @@ class QwenImage21(Architecture):
                 f"sampling.steps: got {steps}, expected {len(stated)}, since the checkpoint's model_index.json states "
                 "as many sample_sigmas; set sampling.steps and sampling.evaluation_steps so, or another sampling.grid"
             )
-        mu = image_shift(scheduler.config, self.size[0] * self.size[1], 1.15)
-        return {"sigmas": np.linspace(1.0, 1 / steps, steps) if stated is None else stated, "mu": mu}
+        shifted = shifted_spacing(scheduler, steps, self.size[0] * self.size[1])
+        return shifted if stated is None else {**shifted, "sigmas": stated}
 
 
 def on_white(pixels: Float[Tensor, "*N 4 H W"]) -> Float[Tensor, "*N 3 H W"]:
@@ -156,15 +155,8 @@ def load(options: QwenImage21Options, training: Training = PLAIN) -> FlowModel:
         size = latent_size(height, width, sides_of(network.config, factor), factor=factor, default=DEFAULT_SIZE)
         return QwenImage21(pipeline, options.max_sequence_length, device, size), (network.config.in_channels, *size)
 
-    return FlowModel(
-        network,
-        *sized(options.height, options.width, 0),
-        pipeline.scheduler,
-        training,
-        make_trainable(network, training, LORA_TARGETS),
-        guidance=float(options.guidance),
-        sized=sized,
-    )
+    size = (options.height, options.width, 0)
+    return flow_model(network, pipeline.scheduler, training, LORA_TARGETS, sized, size, options.guidance)
 
 
 def without_torchvision(path: str) -> Mapping[str, Any]:

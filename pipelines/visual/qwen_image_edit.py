@@ -18,9 +18,9 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import padded
 from pipelines.pretrained import architecture, locate, read_network, read_part, read_pipeline
-from pipelines.training import PLAIN, Training, freeze, make_trainable
+from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual.conditioning_image import by_size, conditioning_image
-from pipelines.visual.flow import TRANSFORMER, FlowModel
+from pipelines.visual.flow import TRANSFORMER, FlowModel, flow_model
 from pipelines.visual.flux import LORA_TARGETS, pack, unpack
 from pipelines.visual.options import QwenImageEditOptions
 from pipelines.visual.pipeline import Pipeline
@@ -161,15 +161,8 @@ def load(options: QwenImageEditOptions, training: Training = PLAIN) -> FlowModel
         architecture = QwenImageEdit(pipeline, options.max_sequence_length, device, size, options.given_size, read_size)
         return architecture, (network.config.in_channels // 4, *size)
 
-    model = FlowModel(
-        network,
-        *sized(options.height, options.width, 0),
-        pipeline.scheduler,
-        training,
-        make_trainable(network, training, LORA_TARGETS),
-        guidance=float(options.guidance),
-        sized=sized,
-    )
+    size = (options.height, options.width, 0)
+    model = flow_model(network, pipeline.scheduler, training, LORA_TARGETS, sized, size, options.guidance)
     model.encodings.kept = model.negatives.kept = 128  # of up to 16 MB each
     return model
 

@@ -29,8 +29,8 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
-from pipelines.training import PLAIN, Training, freeze, make_trainable
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, latents_of_pixels, pixels_of_latents
+from pipelines.training import PLAIN, Training, freeze
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model, latents_of_pixels, pixels_of_latents
 from pipelines.visual.options import SanaOptions
 from pipelines.visual.sizes import Sides, latent_size
 
@@ -177,12 +177,5 @@ def load(options: SanaOptions, training: Training = PLAIN) -> FlowModel:
             *latent_size(height, width, sides_of(network.config, factor), factor=factor, default=default),
         )
 
-    return FlowModel(
-        network,
-        *sized(options.height, options.width, 0),
-        scheduler,
-        training,
-        make_trainable(network, training, LORA_TARGETS),
-        guidance=float(options.guidance),
-        sized=sized,
-    )
+    size = (options.height, options.width, 0)
+    return flow_model(network, scheduler, training, LORA_TARGETS, sized, size, options.guidance)

@@ -20,9 +20,9 @@ from torch import Tensor
 from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.pretrained import locate, read_json, read_network, read_pipeline
-from pipelines.training import PLAIN, Training, freeze, make_trainable
+from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual import wan
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model
 from pipelines.visual.options import SanaVideoOptions
 from pipelines.visual.sana import (
     LORA_TARGETS,
@@ -132,13 +132,7 @@ def load(options: SanaVideoOptions, training: Training = PLAIN) -> FlowModel:
         length = latent_frames(frames or FRAMES, pipeline.vae_scale_factor_temporal, config.rope_max_seq_len)
         return architecture, (config.in_channels, length, *size)
 
-    return FlowModel(
-        network,
-        *sized(options.height, options.width, options.frames),
-        scheduler,
-        training,
-        make_trainable(network, training, LORA_TARGETS),
-        guidance=float(options.guidance),
-        fps=options.fps or FPS,
-        sized=sized,
+    size = (options.height, options.width, options.frames)
+    return flow_model(
+        network, scheduler, training, LORA_TARGETS, sized, size, guidance=options.guidance, fps=options.fps or FPS
     )

@@ -19,12 +19,13 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import refuse_cut, summarized
 from pipelines.pretrained import locate, read_network, read_pipeline, read_scheduler
-from pipelines.training import PLAIN, Training, freeze, make_trainable
+from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual.enlarger import Enlarger
 from pipelines.visual.flow import (
     TRANSFORMER,
     Architecture,
     FlowModel,
+    flow_model,
     image_shift,
     latents_of_pixels,
     pixels_of_latents,
@@ -183,12 +184,5 @@ def load(options: FlowOptions, training: Training = PLAIN) -> FlowModel:
             return Small(words, scheduler, tokens, enlarger), (config.in_channels, *size)
         return Pretrained(pipeline, options.max_sequence_length, device, tokens), (config.in_channels, *size)
 
-    return FlowModel(
-        network,
-        *sized(options.height, options.width, 0),
-        scheduler,
-        training,
-        make_trainable(network, training, LORA_TARGETS),
-        guidance=float(options.guidance),
-        sized=sized,
-    )
+    size = (options.height, options.width, 0)
+    return flow_model(network, scheduler, training, LORA_TARGETS, sized, size, options.guidance)

@@ -16,9 +16,9 @@ from torch import Tensor
 from mmgrpo.types import Image, Prompt
 from pipelines import require
 from pipelines.pretrained import locate, read_network, read_scheduler
-from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.training import PLAIN, Training
 from pipelines.visual.conditioning_image import conditioning_image, given_output
-from pipelines.visual.flow import TRANSFORMER, FlowModel
+from pipelines.visual.flow import TRANSFORMER, FlowModel, flow_model
 from pipelines.visual.options import EditOptions
 from pipelines.visual.sd3 import LORA_TARGETS, Small, sides_of, velocity
 from pipelines.visual.sizes import latent_size
@@ -76,12 +76,5 @@ def load(options: EditOptions, training: Training = PLAIN) -> FlowModel:
         tokens = (size[0] // config.patch_size) * (size[1] // config.patch_size)
         return SmallEdit(words, scheduler, tokens, size=size), (config.out_channels, *size)
 
-    return FlowModel(
-        network,
-        *sized(options.height, options.width, 0),
-        scheduler,
-        training,
-        make_trainable(network, training, LORA_TARGETS),
-        guidance=float(options.guidance),
-        sized=sized,
-    )
+    size = (options.height, options.width, 0)
+    return flow_model(network, scheduler, training, LORA_TARGETS, sized, size, options.guidance)

@@ -18,9 +18,9 @@ from torch import Tensor
 from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.pretrained import locate, read_network
-from pipelines.training import PLAIN, Training, make_trainable
+from pipelines.training import PLAIN, Training
 from pipelines.visual.conditioning_image import first_frame
-from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
+from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model
 from pipelines.visual.hunyuan_video import (
     FPS,
     LORA_TARGETS,
@@ -120,13 +120,7 @@ def load(options: SkyreelsOptions, training: Training = PLAIN) -> FlowModel:
         device = torch.device(training.device)
         return Skyreels(pipeline, options.max_sequence_length, options.guidance, device, size[1:]), (channels, *size)
 
-    return FlowModel(
-        network,
-        *sized(options.height, options.width, options.frames),
-        pipeline.scheduler,
-        training,
-        make_trainable(network, training, LORA_TARGETS),
-        guidance=float(options.true_cfg_scale),
-        fps=options.fps or FPS,
-        sized=sized,
+    size = (options.height, options.width, options.frames)
+    return flow_model(
+        network, pipeline.scheduler, training, LORA_TARGETS, sized, size, options.true_cfg_scale, options.fps or FPS
     )

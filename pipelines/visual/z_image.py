@@ -19,11 +19,12 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import padded, refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
-from pipelines.training import PLAIN, Training, freeze, make_trainable
+from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual.flow import (
     TRANSFORMER,
     Architecture,
     FlowModel,
+    flow_model,
     image_shift,
     latents_of_pixels,
     pixels_of_latents,
@@ -142,15 +143,8 @@ def load(options: ZImageOptions, training: Training = PLAIN) -> FlowModel:
         architecture = ZImage(pipeline, options.max_sequence_length, float(options.cfg_normalization), device, tokens)
         return architecture, (network.config.in_channels, *size)
 
-    return FlowModel(
-        network,
-        *sized(options.height, options.width, 0),
-        pipeline.scheduler,
-        training,
-        make_trainable(network, training, LORA_TARGETS),
-        guidance=float(options.guidance),
-        sized=sized,
-    )
+    size = (options.height, options.width, 0)
+    return flow_model(network, pipeline.scheduler, training, LORA_TARGETS, sized, size, options.guidance)
 
 
 def scaled(pipeline: Any, call: Call) -> Mapping[str, Any]:

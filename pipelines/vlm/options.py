@@ -61,7 +61,6 @@ class QwenVlOptions(SmolVlmOptions):
     """The model, which of its weights are trained, and the resolution of media."""
 
     family: str = "qwen_vl"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = "embedded:vlm/questions/base"
     """Folder or hub id, e.g. Qwen/Qwen2.5-VL-3B-Instruct."""
     min_pixels: Annotated[
@@ -77,7 +76,6 @@ class OmniOptions(QwenVlOptions):
     """The model, which of its weights are trained, and the limits of media."""
 
     family: str = "qwen_omni"
-    """Model family; 'mmgrpo families' lists them."""
     path: str = ""
     """Folder or hub id, e.g. Qwen/Qwen2.5-Omni-3B."""
     seconds: Annotated[float, within("[0.02, 1800]"), needs(MEDIA)] = 30.0

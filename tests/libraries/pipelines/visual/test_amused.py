@@ -208,7 +208,7 @@ def test_a_small_model_refuses_what_it_cannot_draw(small, size, text, named):
 
 @pytest.mark.slow
 def test_pretraining_reaches_the_words_and_lowers_its_loss():
-    args = masked_tokens.Args(codes=16, width=32, layers=1, batch=8)
+    args = masked_tokens.Args(codes=16, width=32, layers=1, batch=8, steps=8, lr=1e-2, warmup=1, every=8)
     patches, (network, words) = image_tokenizer(args.codes, 0), masked_tokens.build(args)
     losses, parameters = [], [*network.parameters(), *words.parameters()]
 
@@ -216,5 +216,5 @@ def test_pretraining_reaches_the_words_and_lowers_its_loss():
         losses.append(masked_tokens.loss_of(network, words, patches, args, torch.Generator().manual_seed(0)))
         return losses[-1]
 
-    optimize(parameters, loss, lambda: None, steps=8, lr=1e-2, warmup=1, every=8)
+    optimize(parameters, loss, lambda: None, args)
     assert losses[-1] < 0.7 * losses[0] and words.table.weight.grad.abs().sum() > 0
