@@ -190,12 +190,6 @@ class AdvantageRecipe:
         return frozenset(names - {""} | (weighted if "" in names else set()))
 
     @property
-    def tree_blocks(self) -> tuple[str, ...]:
-        """Credit and selectors that need samples in trees, as they are written."""
-        bounds = (self.credit, *self.before, *self.after)
-        return tuple(bound.text for bound in bounds if "tree" in bound.requires)
-
-    @property
     def key_names(self) -> tuple[str, ...]:
         """Names of the keys (``Decisions.keys``) that the rollout has to bring along."""
         return tuple(key.name for key in self.keys)

@@ -305,9 +305,6 @@ def output_towards(clean: Latent, x: Latent, step: Step, grid: Grid, prediction:
 DIFFUSION_KERNELS = ("ddim", "consistency")
 """Kernels of a diffusion process; all others are a flow's."""
 
-DRAWN_KERNELS = ("drawn_velocity",)
-"""Kernels whose std the network predicts."""
-
 
 def kernel(text: str, prediction: str = "flow") -> Kernel:
     """The kernel that ``name(parameter=value)`` names, with its parameters bound, for a network of this prediction."""

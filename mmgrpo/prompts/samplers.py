@@ -331,9 +331,6 @@ def staged(
 SAMPLERS = REDRAWS | FILTERS | CHOICES | ARMS | SIZES | STAGES
 KINDS = {"REDRAWS": REDRAWS, "FILTERS": FILTERS, "CHOICES": CHOICES, "ARMS": ARMS, "SIZES": SIZES, "STAGES": STAGES}
 
-LOCAL = frozenset({"round", "count", "column_values", "category_names", "predicted_reward"})
-"""Inputs of samplers that are no column of the ledger; ``predicted_reward`` is known of the candidates of a draw."""
-
 
 def checked(weights: Float[Tensor, "N"], what: str) -> Float[Tensor, "N"]:
     """The weights; ValueError for one that is negative or not finite."""

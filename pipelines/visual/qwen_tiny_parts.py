@@ -44,29 +44,6 @@ def vision_language(words: Any) -> Any:
     return Qwen2_5_VLForConditionalGeneration(qwen_vl_tiny.configuration(words.get_vocab(), **shape))
 
 
-def images() -> Any:
-    """Qwen's image processor for at most 4096 pixels."""
-    return qwen_vl_tiny.image_processor(4, min_pixels=64, max_pixels=4096)
-
-
-def language(words: Any) -> Any:
-    """A Qwen3 of width 32 over the vocabulary of a tokenizer."""
-    from transformers import Qwen3Config, Qwen3Model
-
-    return Qwen3Model(
-        Qwen3Config(
-            vocab_size=len(words),
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            head_dim=16,
-            max_position_embeddings=4096,
-        )
-    )
-
-
 def vae(channels: int = 4) -> Any:
     """Qwen-Image's autoencoder, which halves height and width, with statistics of its latents."""
     from diffusers import AutoencoderKLQwenImage

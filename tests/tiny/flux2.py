@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from pipelines import require
-from pipelines.visual import qwen_tiny_parts, tiny_parts
-from tests.tiny import flux2_klein
+from pipelines.visual import qwen_tiny_parts
+from tests.tiny import flux2_klein, parts
 from tests.tiny.qwen_image_edit import name_part
 
 CONTROL = ("[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
@@ -39,7 +39,7 @@ def tiny(folder: str | Path = "", seed: int = 0) -> Path:
         words = tokenizer()
         Flux2Pipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
-            vae=tiny_parts.normalized_vae(4),
+            vae=parts.normalized_vae(4),
             text_encoder=mistral3(words),
             tokenizer=words,
             transformer=flux2_klein.transformer(guided=True),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pipelines import require
-from pipelines.visual import tiny_parts
+from tests.tiny import parts
 
 
 def tiny(folder: str | Path = "", seed: int = 0, distilled: bool = False) -> Path:
@@ -26,9 +26,9 @@ def tiny(folder: str | Path = "", seed: int = 0, distilled: bool = False) -> Pat
         torch.manual_seed(seed)
         pipeline = Flux2KleinPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
-            vae=tiny_parts.normalized_vae(4),
-            text_encoder=tiny_parts.qwen3(layers=27),
-            tokenizer=tiny_parts.qwen_tokenizer(),
+            vae=parts.normalized_vae(4),
+            text_encoder=parts.qwen3(layers=27),
+            tokenizer=parts.qwen_tokenizer(),
             transformer=transformer(),
             is_distilled=distilled,
         )

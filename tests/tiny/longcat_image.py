@@ -11,6 +11,7 @@ import torch
 from pipelines import require
 from pipelines.visual import qwen_tiny_parts, tiny_parts
 from pipelines.visual.qwen_image_edit import edit_processor
+from tests.tiny.parts import qwen_images
 from tests.tiny.qwen_image_edit import name_part
 
 
@@ -35,7 +36,7 @@ def tiny(folder: str | Path = "", seed: int = 0) -> Path:
             vae=tiny_parts.vae(4, scaling_factor=0.3611, shift_factor=0.1159),
             text_encoder=qwen_tiny_parts.vision_language(words),
             tokenizer=words,
-            text_processor=edit_processor()(qwen_tiny_parts.images(), words),
+            text_processor=edit_processor()(qwen_images(), words),
             transformer=LongCatImageTransformer2DModel(
                 in_channels=16,
                 num_layers=1,

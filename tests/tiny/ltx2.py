@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pipelines import require
-from pipelines.visual import tiny_parts
+from tests.tiny.parts import gemma_tokenizer
 
 
 def tiny(folder: str | Path = "", seed: int = 0) -> Path:
@@ -37,7 +37,7 @@ def parts() -> dict[str, Any]:
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
     classes: Any = diffusers  # whose annotations allow one value of every tuple only
-    tokenizer = tiny_parts.gemma_tokenizer()
+    tokenizer = gemma_tokenizer()
     words = {
         "vocab_size": 128,
         "hidden_size": 32,

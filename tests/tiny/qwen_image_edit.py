@@ -12,6 +12,7 @@ import torch
 from pipelines import require
 from pipelines.visual import qwen_tiny_parts
 from pipelines.visual.qwen_image_edit import edit_processor
+from tests.tiny.parts import qwen_images
 
 
 def tiny(folder: str | Path = "", seed: int = 0, plus: bool = False) -> Path:
@@ -33,7 +34,7 @@ def tiny(folder: str | Path = "", seed: int = 0, plus: bool = False) -> Path:
             "tokenizer": words,
             "transformer": qwen_tiny_parts.transformer(zero_cond_t=plus),
         }
-    processor = edit_processor()(qwen_tiny_parts.images(), words)
+    processor = edit_processor()(qwen_images(), words)
     kind(**parts, processor=processor).save_pretrained(folder)
     name_part(folder, "processor", "Qwen2VLProcessor")
     return folder

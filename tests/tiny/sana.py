@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from pipelines import require
-from pipelines.visual import tiny_parts
+from tests.tiny import parts
 
 
 def tiny(folder: str | Path = "", seed: int = 0) -> Path:
@@ -24,9 +24,9 @@ def tiny(folder: str | Path = "", seed: int = 0) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         pipeline = SanaPipeline(
-            tokenizer=tiny_parts.gemma_tokenizer(),
-            text_encoder=tiny_parts.gemma(),
-            vae=tiny_parts.compressing_vae(4, scaling_factor=0.41407),
+            tokenizer=parts.gemma_tokenizer(),
+            text_encoder=parts.gemma(),
+            vae=parts.compressing_vae(4, scaling_factor=0.41407),
             transformer=SanaTransformer2DModel(
                 in_channels=4,
                 out_channels=4,

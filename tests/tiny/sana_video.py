@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from pipelines import require
-from pipelines.visual import tiny_parts, wan_tiny
+from pipelines.visual import wan_tiny
+from tests.tiny import parts
 
 
 def tiny(folder: str | Path = "", seed: int = 0, version: str = "480p") -> Path:
@@ -28,8 +29,8 @@ def tiny(folder: str | Path = "", seed: int = 0, version: str = "480p") -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         pipeline = SanaVideoPipeline(
-            tokenizer=tiny_parts.gemma_tokenizer(),
-            text_encoder=tiny_parts.gemma(),
+            tokenizer=parts.gemma_tokenizer(),
+            text_encoder=parts.gemma(),
             vae=ltx2_vae() if large else wan_tiny.vae(residual=False),
             transformer=network(
                 in_channels=4,

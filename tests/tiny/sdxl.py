@@ -10,6 +10,7 @@ import torch
 
 from pipelines import require
 from pipelines.visual import tiny_parts
+from tests.tiny import parts
 
 
 def tiny(folder: str | Path = "", seed: int = 0, prediction: str = "epsilon") -> Path:
@@ -21,13 +22,13 @@ def tiny(folder: str | Path = "", seed: int = 0, prediction: str = "epsilon") ->
     require("visual", "diffusers", "transformers")
     from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 
-    levels: Any = EulerDiscreteScheduler.from_config(tiny_parts.stable_diffusion_levels(prediction))
+    levels: Any = EulerDiscreteScheduler.from_config(parts.stable_diffusion_levels(prediction))
     folder = Path(folder or tempfile.mkdtemp(prefix="tiny-sdxl-"))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         pipeline = StableDiffusionXLPipeline(
             scheduler=levels,
-            unet=tiny_parts.unet(cross_attention_dim=32, pooled_width=16),
+            unet=parts.unet(cross_attention_dim=32, pooled_width=16),
             vae=tiny_parts.vae(4, scaling_factor=0.13025, shift_factor=None),
             text_encoder=tiny_parts.clip(projection=False, old=True),
             tokenizer=tiny_parts.clip_tokenizer(),

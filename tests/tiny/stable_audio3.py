@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pipelines import require
-from pipelines.visual.tiny_parts import gemma_tokenizer
+from tests.tiny.parts import gemma_tokenizer
 
 RATE, CHANNELS, WIDTH = 800, 4, 16
 """Sampling rate in Hz, channels of the latents, which are 4 samples each, and the width of words and durations."""

@@ -10,6 +10,7 @@ import torch
 
 from pipelines import require
 from pipelines.visual import tiny_parts
+from tests.tiny import parts
 
 
 def tiny(folder: str | Path = "", seed: int = 0, prediction: str = "epsilon") -> Path:
@@ -28,8 +29,8 @@ def tiny(folder: str | Path = "", seed: int = 0, prediction: str = "epsilon") ->
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         pipeline = whole(
-            scheduler=kind.from_config(tiny_parts.stable_diffusion_levels(prediction)),
-            unet=tiny_parts.unet(cross_attention_dim=16, later=later),
+            scheduler=kind.from_config(parts.stable_diffusion_levels(prediction)),
+            unet=parts.unet(cross_attention_dim=16, later=later),
             vae=tiny_parts.vae(4, scaling_factor=0.18215, shift_factor=None),
             text_encoder=tiny_parts.clip(projection=False),
             tokenizer=tiny_parts.clip_tokenizer("!" if later else "<|endoftext|>"),

@@ -9,6 +9,7 @@ import torch
 
 from pipelines import require
 from pipelines.visual import qwen_tiny_parts, tiny_parts
+from tests.tiny.parts import qwen_language
 
 
 def tiny(folder: str | Path = "", seed: int = 0) -> Path:
@@ -27,7 +28,7 @@ def tiny(folder: str | Path = "", seed: int = 0) -> Path:
         pipeline = ZImagePipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
             vae=tiny_parts.vae(4, scaling_factor=0.3611, shift_factor=0.1159),
-            text_encoder=qwen_tiny_parts.language(words),
+            text_encoder=qwen_language(words),
             tokenizer=words,
             transformer=ZImageTransformer2DModel(
                 in_channels=4,

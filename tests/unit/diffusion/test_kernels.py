@@ -9,7 +9,6 @@ import torch
 
 from mmgrpo.diffusion.kernels import (
     DIFFUSION_KERNELS,
-    DRAWN_KERNELS,
     KERNELS,
     dance,
     ddim,
@@ -246,7 +245,7 @@ def test_entries_at_different_steps_do_not_mix(text):
 def test_every_kernel_of_the_table_runs_with_its_defaults(name):
     process = "diffusion" if name in DIFFUSION_KERNELS else "flow"
     grid = fine_ddim_grid(5) if process == "diffusion" else flow_grid(5)
-    stds = noise_table(kernel(name, "epsilon"), grid, 2 if name in DRAWN_KERNELS else 1)
+    stds = noise_table(kernel(name, "epsilon"), grid, 2 if name == "drawn_velocity" else 1)
     assert stds.shape == (5,) and bool((stds[1:-1] > 0).all()) and bool(stds.isfinite().all())
 
 

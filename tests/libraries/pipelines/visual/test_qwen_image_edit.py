@@ -20,6 +20,7 @@ from pipelines.visual.flow import FlowModel
 from tests.building import load, refuse_foreign
 from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, shake
 from tests.tiny import maker, tiny_checkpoint
+from tests.tiny.parts import qwen_images
 
 GIVEN = 64
 """Side of the square with as many pixels as a given picture is scaled to; the pipelines' 1024 would take minutes."""
@@ -186,7 +187,7 @@ def test_words_and_picture_may_have_as_many_tokens_as_are_read(folder):
 
 
 def test_a_processor_keeps_its_chat_template():
-    parts = (qwen_tiny_parts.images(), qwen_tiny_parts.tokenizer("words"))
+    parts = (qwen_images(), qwen_tiny_parts.tokenizer("words"))
     kind = qwen_image_edit.edit_processor()
     assert [kind(*parts).chat_template, kind(*parts, chat_template="{{ x }}").chat_template] == [None, "{{ x }}"]
 
