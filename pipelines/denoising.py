@@ -3,10 +3,12 @@ and the policy over a loaded model. This file imports no torch, so that ``--help
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from mmgrpo.config.plugins import locate
 from mmgrpo.config.registry import bind, parse
 from mmgrpo.config.settings import Config
 from mmgrpo.family import Arithmetic, families
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
     from mmgrpo.diffusion.plan import Plan
     from mmgrpo.types import Policy, Prompt
+    from pipelines.existing_lora import Names
 
 Process = Literal["flow", "diffusion"]
 """What a network was trained on, which decides on the kernels, the noise levels and the kind of decisions."""
@@ -273,6 +276,42 @@ def refuse_other_architectures(name: str, architectures: Sequence[str], path: st
             f"and this one as {where}"
         )
     raise ValueError(f"'{path}' is a {declared}, which the family '{name}' does not read; {advice}")
+
+
+def load_model(
+    config: Config,
+    device: str,
+    training: bool,
+    weights: str,
+    name: str,
+    module: str,
+    architectures: Sequence[str],
+    names: Names | None = None,
+) -> Any:
+    """The model that the ``module`` of a family loads from model.path; ``names`` are those of ``Training.of``."""
+    from pipelines.training import Training
+
+    options, path, shard = config.model, locate(config.model.path), config.distributed.shard
+    refuse_other_architectures(name, architectures, path)
+    asked = Training.of(
+        options, seed=config.seed, device=device, weights=weights, training=training, shard=shard, names=names
+    )
+    return importlib.import_module(module).load(replace(options, path=path), asked)
+
+
+def refuse_model(
+    name: str, module: str, architectures: Sequence[str], options: type, config: Config, path: str
+) -> None:
+    """FileNotFoundError or ValueError for what is no model of the family, before its weights are read."""
+    from pipelines.pretrained import refuse_none
+
+    refuse_none(path, options, module)
+    refuse_other_architectures(name, architectures, path)
+
+
+def accept(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
+    """The prompts that the loaded model reads whole, and the skipped ones."""
+    return read_whole(policy.model.check, config, prompts)  # type: ignore[attr-defined]
 
 
 def read_whole(

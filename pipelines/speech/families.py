@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.settings import Config, Sections
 from mmgrpo.family import Arithmetic, Engines, Family, Load
-from pipelines.denoising import read_whole
+from pipelines.denoising import accept
 from pipelines.families import SAMPLER, adapters, displayed, write_page, write_speech
 from pipelines.language import Check, language_family, load_model, load_policy, refuse_model
 from pipelines.options import check_trainable
@@ -388,11 +388,6 @@ def read_sayings(config: Config, path: str) -> tuple[Sequence[Prompt], list[Skip
     return without_media(config, texts_of(config, path), path)
 
 
-def accept_sayings(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
-    """The texts that the loaded model can speak, and the skipped ones."""
-    return read_whole(policy.model.check, config, prompts)  # type: ignore[attr-defined]
-
-
 def count_steps(config: Config) -> Arithmetic:
     """Texts x samples x steps."""
     data, steps = config.data, config.sampling.steps
@@ -571,7 +566,7 @@ FAMILIES: Mapping[str, Family] = {
             refuse_model=refuse_higgs,
             has=nothing,
             readable=without_media,
-            accept=accept_sayings,
+            accept=accept,
             displayed=displayed,
             blocks=("HiggsAudioV2DecoderLayer",),
             in_step=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,14 +13,15 @@ from mmgrpo.config.settings import Config, Sections
 from mmgrpo.family import Arithmetic, Elsewhere, Family
 from pipelines.denoising import (
     Process,
+    accept,
     check_decisions,
     check_sampling,
     cost_of_a_rollout,
     decisions,
     has,
+    load_model,
     policy_over,
-    read_whole,
-    refuse_other_architectures,
+    refuse_model,
 )
 from pipelines.families import displayed, write_page, write_speech
 from pipelines.options import check_trainable
@@ -138,16 +138,6 @@ def check(name: str, process: Process, config: Config) -> None:
     check_decisions(config)
 
 
-def refuse_model(
-    name: str, module: str, architectures: tuple[str, ...], options: type, config: Config, path: str
-) -> None:
-    """FileNotFoundError or ValueError for what is no model of the family, before its weights are read."""
-    from pipelines.pretrained import refuse_none
-
-    refuse_none(path, options, module)
-    refuse_other_architectures(name, architectures, path)
-
-
 def arithmetic(config: Config) -> Arithmetic:
     """Texts x samples x branch points -> samples, network evaluations and decisions."""
     return cost_of_a_rollout(config, 2 if config.model.guidance != 1 else 1)
@@ -165,15 +155,7 @@ def load(
     architectures: tuple[str, ...],
 ) -> Policy:
     """Load the model as a policy over transitions or over sampled noise levels."""
-    from pipelines.training import Training
-
-    options, path = config.model, locate(config.model.path)
-    refuse_other_architectures(name, architectures, path)
-    shard = config.distributed.shard
-    model = importlib.import_module(module).load(
-        replace(options, path=path),
-        Training.of(options, seed=config.seed, device=device, weights=weights, training=training, shard=shard),
-    )
+    model = load_model(config, device, training, weights, name, module, architectures)
     model.levels = config.sampling.grid
     return policy_over(model, config, device)
 
@@ -183,11 +165,6 @@ def read(
 ) -> tuple[Sequence[Prompt], list[Skipped]]:
     """The prompts of a file, and those whose recording cannot be read."""
     return check_media(config, load_rows(config, path), path)
-
-
-def accept(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
-    """The prompts that the model can speak or play: within its duration and its characters."""
-    return read_whole(policy.model.check, config, prompts)  # type: ignore[attr-defined]
 
 
 def write_page_of_waves(folder: Path, sets: Mapping[str, Shown], samples: int, columns: int) -> Path:

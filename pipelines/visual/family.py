@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +20,10 @@ from pipelines.denoising import (
     cost_of_a_rollout,
     decisions,
     has,
+    load_model,
     policy_over,
     read_whole,
-    refuse_other_architectures,
+    refuse_model,
 )
 from pipelines.families import DENOISER, displayed
 from pipelines.options import ModelOptions, check_trainable
@@ -115,7 +115,7 @@ def visual_family(
         module=module,
         architectures=architectures,
         check=partial(check, name, process, clips),
-        refuse_model=partial(refuse_model, name, module, architectures, options),
+        refuse_model=partial(refuse_outputs, name, module, architectures, options),
         has=drawn_with,
         readable=check_rows,
         accept=accept,
@@ -208,28 +208,15 @@ def load(
     blocks: tuple[str, ...],
 ) -> Policy:
     """Load the model as a policy over transitions or over sampled noise levels."""
-    from pipelines.training import Training, compile_blocks
+    from pipelines.training import compile_blocks
     from pipelines.visual.comfyui import WRITERS
 
-    options = config.model
-    path = locate(options.path)
-    refuse_other_architectures(name, architectures, path)
+    options, names = config.model, WRITERS[name].targets if name in WRITERS else None
     own = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in COMMON}
-    model = importlib.import_module(module).load(
-        replace(options, path=path),
-        Training.of(
-            options,
-            seed=config.seed,
-            device=device,
-            weights=weights,
-            training=training,
-            shard=config.distributed.shard,
-            names=WRITERS[name].targets if name in WRITERS else None,
-        ),
-    )
+    model = load_model(config, device, training, weights, name, module, architectures, names)
     model.levels = config.sampling.grid
     model.negative_prompt = options.negative_prompt
-    model.limit_memory(options, identity=f"{path} {sorted(own.items())}")
+    model.limit_memory(options, identity=f"{locate(options.path)} {sorted(own.items())}")
     if options.compile and training:
         compile_blocks(model.network, blocks)
     used = variants(model, config, guidance)
@@ -262,15 +249,12 @@ def variants(model: Any, config: Config, guidance: str) -> tuple[Any, Any, Any]:
     return drawing, evaluating, referring
 
 
-def refuse_model(
+def refuse_outputs(
     name: str, module: str, architectures: tuple[str, ...], options: type, config: Config, path: str
 ) -> None:
     """FileNotFoundError or ValueError for what is no model of the family, and for sizes that the model does not make,
     before its weights are read."""
-    from pipelines.pretrained import refuse_none
-
-    refuse_none(path, options, module)
-    refuse_other_architectures(name, architectures, path)
+    refuse_model(name, module, architectures, options, config, path)
     for prefix, section in (("model.", config.model), ("sampling.evaluation_", config.sampling)):
         with naming(prefix):
             refuse_sizes(path, module, *(getattr(section, prefix.partition(".")[2] + side) for side in SIZE))

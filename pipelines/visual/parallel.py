@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.settings import Config, Sections
 from mmgrpo.family import Arithmetic, Family
-from pipelines.denoising import read_whole, refuse_other_architectures
+from pipelines.denoising import accept, load_model, read_whole, refuse_model
 from pipelines.families import displayed
 from pipelines.options import check_trainable
 from pipelines.visual.family import naming, read, write_page, write_samples
@@ -58,7 +57,7 @@ def parallel_family(
         module=module,
         architectures=architectures,
         check=lambda config: check_trainable(config.model),
-        refuse_model=partial(refuse_model, name, module, architectures, options),
+        refuse_model=partial(refuse_images, name, module, architectures, options),
         has=lambda config: frozenset({"conditionals"} if config.sampling.likelihood == "conditional" else ()),
         readable=partial(readable, module),
         accept=accept,
@@ -75,12 +74,6 @@ def elsewhere() -> Elsewhere:
     from pipelines.export import Elsewhere
 
     return Elsewhere(("diffusers", "peft"))
-
-
-def accept(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
-    """The prompts that the loaded model reads, and the skipped ones."""
-    model: Any = policy.model  # type: ignore[attr-defined]
-    return read_whole(model.check, config, prompts)
 
 
 def arithmetic(config: Config) -> Arithmetic:
@@ -113,22 +106,9 @@ def load(
 ) -> Policy:
     """Load the model as a policy over tokens that are drawn several at a time."""
     from mmgrpo.policies.parallel_tokens import ParallelTokenPolicy
-    from pipelines.training import Training
 
-    options, sampling = config.model, config.sampling
-    path = locate(options.path)
-    refuse_other_architectures(name, architectures, path)
-    model = importlib.import_module(module).load(
-        replace(options, path=path),
-        Training.of(
-            options,
-            seed=config.seed,
-            device=device,
-            weights=weights,
-            training=training,
-            shard=config.distributed.shard,
-        ),
-    )
+    sampling = config.sampling
+    model = load_model(config, device, training, weights, name, module, architectures)
     if sampling.reveals == "drawn":
         model = replace(model, independent=True)
     with naming("sampling."):
@@ -160,15 +140,12 @@ def masks_of(sampling: ParallelSampling, model: Any) -> Remasking | Singles | No
     return Singles(sampling.masks)
 
 
-def refuse_model(
+def refuse_images(
     name: str, module: str, architectures: tuple[str, ...], options: type, config: Config, path: str
 ) -> None:
     """FileNotFoundError or ValueError for what is no model of the family, and for sizes that it does not make, before
     its weights are read."""
-    from pipelines.pretrained import refuse_none
-
-    refuse_none(path, options, module)
-    refuse_other_architectures(name, architectures, path)
+    refuse_model(name, module, architectures, options, config, path)
     with naming("model."):
         refuse_sizes(path, module, config.model.height, config.model.width, 0)
 
