@@ -10,10 +10,11 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tempfile
 import tomllib
 import venv
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PathDistribution
 from itertools import chain
@@ -32,11 +33,46 @@ PACKAGES = ("mmgrpo", "pipelines", "reward_models")
 DIST_INFO = f"mmgrpo-{PROJECT['version']}.dist-info"
 
 
+# Runs each command of its input in a copy of itself, which has imported the libraries and nothing of ours.
+SERVER = """
+import json, os, runpy, sys, traceback
+import accelerate, torch, transformers
+
+for line in sys.stdin:
+    program, arguments, folder, printed = json.loads(line)
+    number = os.fork()
+    if not number:
+        status = 1
+        try:
+            os.chdir(folder)
+            for descriptor, name in enumerate(printed, 1):
+                os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), descriptor)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            sys.argv = [program, *arguments]
+            sys.path[0] = "" if arguments[:1] == ["-c"] else os.path.dirname(program)
+            if arguments[:1] == ["-c"]:
+                sys.argv = ["-c", *arguments[2:]]
+                exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+            else:
+                runpy.run_path(program, run_name="__main__")
+            status = 0
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]), flush=True)
+"""
+
+
 @dataclass(frozen=True)
 class Installed:
-    """An environment that holds the wheel and nothing else of ours."""
+    """An environment that holds the wheel and nothing else of ours, and a process of its Python."""
 
     folder: Path
+    server: subprocess.Popen[str]
 
     def run(self, *command: object, cwd: Path) -> str:
         """What a program of the environment prints, started in ``cwd`` as by a user who has no checkout."""
@@ -46,16 +82,15 @@ class Installed:
 
     def start(self, *command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
         """A program of the environment at its end, whatever it was."""
-        hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "MMGRPO_DEBUG")
-        inherited = {name: value for name, value in os.environ.items() if name not in hidden}
         program, *arguments = map(str, command)
-        return subprocess.run(
-            [str(self.folder / "bin" / program), *arguments],
-            capture_output=True,
-            text=True,
-            cwd=cwd,
-            env={**inherited, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        )
+        assert self.server.stdin is not None and self.server.stdout is not None
+        with tempfile.TemporaryDirectory() as folder:
+            printed = [Path(folder) / name for name in ("out", "err")]
+            place = str(self.folder / "bin" / program)
+            self.server.stdin.write(json.dumps([place, arguments, str(cwd), [*map(str, printed)]]) + "\n")
+            self.server.stdin.flush()
+            status = int(self.server.stdout.readline())
+            return subprocess.CompletedProcess(command, status, *(path.read_text() for path in printed))
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +110,7 @@ def wheel(built) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(wheel, tmp_path_factory) -> Installed:
+def installed(wheel, tmp_path_factory) -> Iterator[Installed]:
     """The wheel in an environment of its own, which borrows every other package from the one that runs the tests.
 
     A folder that a .pth file names is searched, but its own .pth files are not read, so that a development install
@@ -89,7 +124,18 @@ def installed(wheel, tmp_path_factory) -> Installed:
     (site,) = folder.glob("lib/python*/site-packages")
     borrowed = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
     (site / "borrowed.pth").write_text("".join(f"{path}\n" for path in borrowed))
-    return Installed(folder)
+    hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "MMGRPO_DEBUG")
+    inherited = {name: value for name, value in os.environ.items() if name not in hidden}
+    server = subprocess.Popen(
+        [folder / "bin" / "python", "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={**inherited, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )
+    with server:
+        yield Installed(folder, server)
 
 
 def build(*command: object, cwd: Path) -> None:
