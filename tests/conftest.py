@@ -119,9 +119,8 @@ modules = 0
 
 
 def freeze() -> None:
-    """What is there and is no garbage stays as long as the process, and is not looked through again."""
+    """What is there stays as long as the process, and is not looked through again, nor now: little of it is garbage."""
     global modules
-    gc.collect()
     gc.freeze()
     modules = len(sys.modules)
 
