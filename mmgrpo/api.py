@@ -434,7 +434,7 @@ def make_trainer(
     if config.rollout.engine != "policy" and owner and owner.engines:
         place = accelerator.num_processes, accelerator.process_index
         owner.engines.draw(owner, config, inputs.policy, str(accelerator.device), *place, run)
-    small = owner.displayed if owner else displayed
+    small = owner.displayed() if owner else displayed
     ledger, known = started_ledger(config, sampling, splits, reward_scorers)
     if config.data.ledger and accelerator.is_main_process:
         print(f"data.ledger: rewards of {known} of {len(splits.train)} training prompts are known", flush=True)

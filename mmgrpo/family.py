@@ -153,11 +153,11 @@ def without_media(prompts: Sequence[Prompt]) -> list[Prompt]:
     return []
 
 
-def displayed_in_memory(medium: Media | Audio) -> PilImage | Sound:
+def displayed_in_memory() -> Callable[[Media | Audio], PilImage | Sound]:
     """A thumbnail, a strip of frames, or a WAV file, of media in memory."""
     from mmgrpo.report.group_record import displayed
 
-    return displayed(medium)
+    return displayed
 
 
 def nothing_more(config: Config, trainer: Trainer) -> dict[str, Any]:
@@ -210,8 +210,8 @@ class Family:
     """Prompts from a command line: texts, or files."""
     blank: Callable[[Sequence[Prompt]], list[Prompt]] = without_media
     """All prompts with blank media in place of theirs; an empty list if none has media."""
-    displayed: Callable[[Media | Audio], PilImage | Sound] = displayed_in_memory
-    """A medium of a prompt, or a generated audio clip, small enough for a page."""
+    displayed: Callable[[], Callable[[Media | Audio], PilImage | Sound]] = displayed_in_memory
+    """Loads what shows a medium of a prompt, or a generated audio clip, small enough for a page."""
     summary: Callable[[Config, Trainer], dict[str, Any]] = nothing_more
     """Additional entries of summary.json after training; called on every process."""
     guidance: str = ""

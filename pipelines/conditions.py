@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from mmgrpo.data.embedded_media import content, is_inside
+from mmgrpo.data.limits import content, is_inside
 from mmgrpo.files import write_bytes
 from mmgrpo.runtime.devices import put
 from mmgrpo.types import Image, Media, Prompt, Video

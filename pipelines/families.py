@@ -67,11 +67,11 @@ def adapters() -> Elsewhere:
     return Elsewhere(("peft",))
 
 
-def displayed(medium: Media | Audio) -> PilImage | Sound:
-    """A thumbnail, a strip of frames, or a small audio file."""
-    from pipelines.samples import displayed
+def displayed() -> Callable[[Media | Audio], PilImage | Sound]:
+    """What shows a thumbnail, a strip of frames, or a small audio file."""
+    from pipelines.vlm.media import displayed
 
-    return displayed(medium)
+    return displayed
 
 
 def write_texts(stem: Path, shown: Shown) -> None:

@@ -24,7 +24,7 @@ from mmgrpo.runtime.weight_files import check_weight_files
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.checkpoints import read_whole
-from reward_models.rules.tags import texts
+from reward_models.rules.parsing import texts
 
 NAME = "text_classifier"
 FORMS = ("chat", "pair", "joined")

@@ -1,7 +1,8 @@
 """Media inside of data files: named where the row is read, and read where a model needs them.
 
 The content of a medium (bytes, or base64 as in ``data:image/png;base64,...``) never enters a prompt, which has an
-``Inside`` in its place: ``<data file>::<place in it>``. What is read from there has the limits of files.
+``Inside`` in its place: ``<data file>::<place in it>``. What is read from there (``limits.opened``) has the limits of
+files.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ import binascii
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from io import BytesIO
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from urllib.parse import quote, unquote
 
 import torch
 
-from mmgrpo.data.limits import MAX_IMAGE_BYTES, Unreadable, regular_file
+from mmgrpo.data.limits import STORES, Unreadable
 from mmgrpo.data.media import IN_MEMORY, Inside
 from mmgrpo.data.values import MAX_DEPTH, shown
 from mmgrpo.types import Audio
@@ -48,19 +48,6 @@ BEGINNINGS = (
 """Base64 of the first bytes of PNG, JPEG, GIF, WEBP and WAV, BMP, TIFF, FLAC, OGG, MP3, MP4 and WEBM."""
 
 
-@runtime_checkable
-class Store(Protocol):
-    """What has media inside."""
-
-    def read(self, place: str, max_bytes: int) -> bytes:
-        """The content at a place; ``Unreadable`` where there is none, or more than ``max_bytes``."""
-        ...
-
-
-STORES: dict[str, Store] = {}
-"""The data files of this process by name; a file enters when its rows are read."""
-
-
 class _Memory:
     """Media of rows that lie in no file, by the hash of their content."""
 
@@ -78,30 +65,6 @@ class _Memory:
 
 MEMORY = _Memory()
 STORES["memory"] = MEMORY
-
-
-def is_inside(source: object) -> bool:
-    """Whether a medium is inside of a data file that this process has read."""
-    return isinstance(source, str) and container_of(source) in STORES and "::" in source
-
-
-def container_of(source: str) -> str:
-    """The name of the data file of an ``Inside``."""
-    return source.rpartition("::")[0] or source
-
-
-def content(source: str, max_bytes: int = MAX_IMAGE_BYTES) -> bytes:
-    """The bytes of a medium inside of a data file; ``Unreadable`` where they are none."""
-    container, _, place = source.rpartition("::")
-    return STORES[container].read(place, max_bytes)
-
-
-def opened(source: str, max_bytes: int = 1 << 62) -> str | BytesIO:
-    """The name of a regular file, or the bytes of a medium inside of a data file; ``Unreadable`` otherwise."""
-    if is_inside(source):
-        return BytesIO(content(source, min(max_bytes, MAX_IMAGE_BYTES)))
-    regular_file(source, max_bytes)
-    return source
 
 
 def referred(

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
-from mmgrpo.data.embedded_media import STORES, Unreadable, content_at, name_of, referred
-from mmgrpo.data.limits import SUFFIXES
+from mmgrpo.data.embedded_media import content_at, name_of, referred
+from mmgrpo.data.limits import STORES, SUFFIXES, Unreadable
 from mmgrpo.data.media import Inside
 from mmgrpo.data.messages import prompt_of
 from mmgrpo.data.values import MAX_LINE, ROW_FORMAT, array_of, check_object, object_of, one_line, text_of
@@ -285,6 +285,6 @@ def lines_or_array(path: Path) -> DataFile:
 
 
 def registered(file: DataFile, store: Any = None) -> DataFile:
-    """The file, whose media can be read by their names (``inside.STORES``) from now on."""
+    """The file, whose media can be read by their names (``limits.STORES``) from now on."""
     STORES[file.name] = store or MediaOfRows(file)
     return file

@@ -16,13 +16,14 @@ from PIL.ExifTags import Base
 from PIL.TiffImagePlugin import PHOTOMETRIC_INTERPRETATION, TiffImageFile
 from torch import Tensor
 
-from mmgrpo.data.embedded_media import is_inside, opened
 from mmgrpo.data.limits import (
     IMAGE_FORMATS,
     MAX_IMAGE_BYTES,
     Unreadable,
     check_image_size,
+    is_inside,
     open_image,
+    opened,
     regular_file,
 )
 from mmgrpo.types import Image

@@ -1,4 +1,4 @@
-"""What is read of a user's files: regular files of known formats, up to a size.
+"""What is read of a user's files: regular files of known formats, and media inside of data files, up to a size.
 
 The limits hold before anything is decoded, since a file of a few kilobytes can declare gigabytes.
 """
@@ -10,7 +10,7 @@ import stat
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from PIL import Image as Pil
 from PIL.JpegImagePlugin import JpegImageFile
@@ -63,6 +63,43 @@ def regular_file(path: str | Path, max_bytes: int = 1 << 62) -> os.stat_result:
             f"{name}: got a file of {status.st_size:,} bytes, expected 1 to {max_bytes:,}; scale it down or compress it"
         )
     return status
+
+
+@runtime_checkable
+class Store(Protocol):
+    """What has media inside."""
+
+    def read(self, place: str, max_bytes: int) -> bytes:
+        """The content at a place; ``Unreadable`` where there is none, or more than ``max_bytes``."""
+        ...
+
+
+STORES: dict[str, Store] = {}
+"""The data files of this process by name; a file enters when its rows are read."""
+
+
+def is_inside(source: object) -> bool:
+    """Whether a medium is inside of a data file that this process has read."""
+    return isinstance(source, str) and container_of(source) in STORES and "::" in source
+
+
+def container_of(source: str) -> str:
+    """The name of the data file of an ``Inside``."""
+    return source.rpartition("::")[0] or source
+
+
+def content(source: str, max_bytes: int = MAX_IMAGE_BYTES) -> bytes:
+    """The bytes of a medium inside of a data file; ``Unreadable`` where they are none."""
+    container, _, place = source.rpartition("::")
+    return STORES[container].read(place, max_bytes)
+
+
+def opened(source: str, max_bytes: int = 1 << 62) -> str | BytesIO:
+    """The name of a regular file, or the bytes of a medium inside of a data file; ``Unreadable`` otherwise."""
+    if is_inside(source):
+        return BytesIO(content(source, min(max_bytes, MAX_IMAGE_BYTES)))
+    regular_file(source, max_bytes)
+    return source
 
 
 def check_image_size(width: int, height: int) -> None:

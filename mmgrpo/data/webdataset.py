@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.data.embedded_media import Unreadable
+from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Inside
 from mmgrpo.data.values import MAX_LINE, object_of, shown, text_of
 

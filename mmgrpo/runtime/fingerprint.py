@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmgrpo.data.embedded_media import container_of, is_inside
+from mmgrpo.data.limits import container_of, is_inside
 from mmgrpo.data.splits import Splits
 from mmgrpo.types import Media, Prompt
 

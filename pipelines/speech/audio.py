@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from mmgrpo.data.embedded_media import opened
-from mmgrpo.data.limits import Unreadable
+from mmgrpo.data.limits import Unreadable, is_inside, opened
+from mmgrpo.report.audio_player import MIME, Sound
 from mmgrpo.types import Audio, Media, Prompt
 from pipelines import require
 from pipelines.containers import beginning, open_container, rewound, within_limit
@@ -49,6 +49,9 @@ could declare any number of samples as a moment of sound."""
 SOUNDFILE = (b"RIFF", b"RIFX", b"RF64", b"riff", b"fLaC", b"OggS", b"FORM", b".snd", b"caff", b"ID3")
 """The beginnings of files that soundfile reads, and av where it fails. libsndfile takes what begins as none of them by
 its suffix, as raw samples or as one of two files."""
+
+SMALL = 64 * 1024
+"""Largest audio file in bytes that is copied; a larger one is encoded again."""
 
 
 class TooLong(Unreadable):
@@ -288,3 +291,25 @@ def _decode_by_av(file: str | BytesIO, max_seconds: float, span: Span = WHOLE) -
         _, last = _part(span, rate, length if length < last else int(last))
         parts = [np.concatenate(parts or [np.zeros((channels, 0), np.float32)], axis=1)[:, : last - first]]
     return np.concatenate(parts or [np.zeros((channels, 0), np.float32)], axis=1).T, rate
+
+
+def sound_of(media: Media) -> Sound:
+    """The file itself where it is small and browsers play it, otherwise a small encoding of the same recording."""
+    audio = read_audio(media, max_seconds=LONGEST)  # in any case, so that nothing but a recording is copied
+    file = Path(media.source) if isinstance(media.source, str) and not is_inside(media.source) else Path()
+    part = media.options.keys() & {"start", "end"}
+    if not part and file.suffix.lower() in MIME and file.stat().st_size <= SMALL:
+        return Sound(file.read_bytes(), file.suffix.lower())
+    return small_sound(audio)
+
+
+def small_sound(audio: Audio) -> Sound:
+    """Ogg Vorbis, about 6 KB per second."""
+    require("speech", "soundfile")
+    import soundfile
+
+    samples, buffer = audio.samples.T.numpy(), BytesIO()
+    with soundfile.SoundFile(buffer, "w", audio.rate, samples.shape[1], format="OGG", subtype="VORBIS") as file:
+        for start in range(0, len(samples), audio.rate):  # libsndfile's Vorbis overflows the stack on long writes
+            file.write(samples[start : start + audio.rate])
+    return Sound(buffer.getvalue(), ".ogg")

@@ -23,8 +23,7 @@ from torch import Tensor
 from mmgrpo.config.extras import install
 from mmgrpo.config.registry import nearest
 from mmgrpo.config.settings import Config
-from mmgrpo.data.embedded_media import opened
-from mmgrpo.data.limits import Unreadable
+from mmgrpo.data.limits import Unreadable, opened
 from mmgrpo.data.values import reason_of
 from mmgrpo.randomness import stream
 from pipelines import require
@@ -170,9 +169,11 @@ def decode(path: str, choose: Choose) -> FrameSet:
 def decode_by_time(path: str, choose: Callable[[Sequence[float], float], Sequence[int]]) -> FrameSet:
     """The same with a selection by the time of every frame in seconds, from the first on, and the mean rate."""
     file = opened(path)
-    require("vlm", "av")
     try:
         return _decode(file, choose)
+    except ModuleNotFoundError:
+        require("vlm", "av")  # names the extra that brings it
+        raise
     except Unreadable as error:
         raise Unreadable(f"{path}: {error}") from error
     except Exception as error:  # the errors of av have no common class

@@ -20,7 +20,9 @@ from torch import Tensor
 from mmgrpo.data.images import IMAGE_CACHE, decode_image
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.perturbations import masked
-from mmgrpo.types import Image, Media, Prompt, Video
+from mmgrpo.report.audio_player import Sound
+from mmgrpo.report.media import FRAMES, strip, thumbnail, to_pil
+from mmgrpo.types import Audio, Image, Media, Prompt, Video
 from pipelines.readable import open_each, same_medium
 from pipelines.vlm.frames import Choose, FrameSet, check_selection, decode, frame_indices, frame_range, shuffle
 
@@ -170,6 +172,18 @@ def _decode(media: Media, choose: Choose, fps: float) -> FrameSet:
             )
     frames = torch.stack([images[file] for file in selection])
     return FrameSet(frames, _times(media, len(files), fps), fps, "files")
+
+
+def displayed(media: Media | Audio) -> Pil.Image | Sound:
+    """A thumbnail of an image, a strip of a few frames of a video, or a small file of a recording."""
+    if isinstance(media, Audio) or media.kind == "audio":
+        from pipelines.speech.audio import small_sound, sound_of
+
+        return small_sound(media) if isinstance(media, Audio) else sound_of(media)
+    if media.kind == "image":
+        return thumbnail(to_pil(read_image(media)))
+    clip = read_video(media, max_frames=FRAMES)
+    return strip([Pil.fromarray(frame.permute(1, 2, 0).numpy()) for frame in clip.frames])
 
 
 def rate_of(options: Mapping[str, Any], default: float) -> float:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from mmgrpo.data.embedded_media import opened
 from mmgrpo.data.images import IMAGE_CACHE
+from mmgrpo.data.limits import opened
 from mmgrpo.types import Image, Media, Video
 from reward_models.evaluation.media import read_video
 

@@ -28,8 +28,7 @@ from mmgrpo.types import Output, Prompt, Text
 from reward_models.judges.named import check_judge, judge_named
 from reward_models.judges.question import Question, ask, readings, sources_of
 from reward_models.judges.verdicts import conclusion, json_object, number_after
-from reward_models.rules.parsing import gold_text
-from reward_models.rules.tags import after_thought_of, answer_of, texts
+from reward_models.rules.parsing import after_thought_of, answer_of, gold_text, texts
 from reward_models.rules.tasks import TASKS, one_task
 
 thoughts_reward = functools.partial(reward, "Text", check="reward_models.judges.named:check_judge")

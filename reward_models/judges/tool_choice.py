@@ -18,8 +18,7 @@ from mmgrpo.types import Output, Prompt, Text
 from reward_models.judges.named import judge_named
 from reward_models.judges.question import Question, check_source, readings, sources_of
 from reward_models.rules.answers import exact
-from reward_models.rules.parsing import gold_texts, malformed
-from reward_models.rules.tags import answer_of, answer_or_whole, texts
+from reward_models.rules.parsing import answer_of, answer_or_whole, gold_texts, malformed, texts
 
 FORM = "Answer the question. Write the answer alone, between <answer> and </answer>."
 

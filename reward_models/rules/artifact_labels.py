@@ -18,8 +18,7 @@ from typing import Any
 
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
-from reward_models.rules.parsing import literal
-from reward_models.rules.tags import texts
+from reward_models.rules.parsing import literal, texts
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "Irrational Element Attributes": (

@@ -14,7 +14,7 @@ from math import inf
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.rules import programs, sandbox
-from reward_models.rules.tags import texts
+from reward_models.rules.parsing import texts
 from reward_models.rules.tasks import task
 
 groups_reward = functools.partial(reward, "Text", range=(0, inf), reads=("answer",), group=True)

@@ -18,9 +18,8 @@ from typing import Any
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules import verifier
-from reward_models.rules.parsing import MAX_CHARACTERS, malformed
+from reward_models.rules.parsing import MAX_CHARACTERS, answer_in, malformed, texts
 from reward_models.rules.programs import program_in
-from reward_models.rules.tags import answer_in, texts
 
 ABSENT = object()
 """What stands for a text that is no JSON, as null is a value."""

@@ -10,7 +10,7 @@ from math import inf
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.groups import groups
-from reward_models.rules.tags import answer_of, texts
+from reward_models.rules.parsing import answer_of, texts
 from reward_models.rules.tasks import task
 
 

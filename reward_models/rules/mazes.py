@@ -13,8 +13,7 @@ from math import inf
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules import verifier
-from reward_models.rules.parsing import MAX_CHARACTERS, malformed
-from reward_models.rules.tags import answer_in, texts
+from reward_models.rules.parsing import MAX_CHARACTERS, answer_in, malformed, texts
 
 _MOVE = re.compile(r"<\|(up|down|left|right)\|>")
 

@@ -1,4 +1,5 @@
-"""Parsers of numbers, literals and gold answers: bounded in length, nothing is evaluated, nothing is guessed.
+"""Where a completion has its answer, and parsers of numbers, literals and gold answers: bounded in length, nothing is
+evaluated, nothing is guessed.
 
 Model output that cannot be parsed is None, and its reward is 0. A gold answer that cannot be parsed is an error that
 names the prompt.
@@ -11,11 +12,11 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NoReturn, TypeVar, cast
 
-from mmgrpo.types import Prompt
+from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules.quantities import DASHES, Quantity, boxed, folded, quantity, without_end
 
 T = TypeVar("T")
@@ -30,6 +31,8 @@ _GSM8K = re.compile(r"^####[^\S\n]+(\S[^\n]*)\Z", re.MULTILINE)
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _FENCED = re.compile(r"```(?:json)?(.*?)```", re.DOTALL)
 _LOOSE_SIGN = re.compile(rf"(?<=[\[({{,:\s])[-{DASHES}]\s*(?=\.?\d)")
+_ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
+_FINAL_ANSWER = re.compile(r"### The final answer is:\s*(?!#)(.*)")
 
 
 def literal(text: str) -> Any:
@@ -201,3 +204,78 @@ def _finite(value: int | float | Fraction) -> float | None:
     except OverflowError:
         return None
     return result if math.isfinite(result) else None
+
+
+def texts(outputs: Sequence[Output], reward: str) -> list[Text]:
+    """The outputs, all of which must be texts; ``reward`` is the name in the error."""
+    checked = []
+    for output in outputs:
+        if not isinstance(output, Text):
+            raise TypeError(f"'{reward}' scores texts: got an output of kind {type(output).__name__}, expected Text")
+        checked.append(output)
+    return checked
+
+
+def answer_of(completion: str) -> str:
+    """The content of the last ``<answer>`` after the thought, without surrounding spaces; "" where there is none.
+
+    Sources differ: VLM-R1 reads the first answer for boxes and the last for detection, Time-R1 and VideoChat-R1 the
+    last. The last is what a model that corrects itself means; tags inside the thought hold no answer.
+    """
+    answers = _ANSWER.findall(completion.rpartition("</think>")[2])
+    return answers[-1].strip() if answers else ""
+
+
+def final_answer_of(completion: str) -> str:
+    """The line that follows the last heading "### The final answer is:"; "" where there is none.
+
+    The output format of R1-VL (arXiv:2503.12937). Its released code reads the first such heading; a completion of the
+    required form has exactly one.
+    """
+    lines = _FINAL_ANSWER.findall(completion)
+    return lines[-1].strip() if lines else ""
+
+
+def after_thought_of(completion: str) -> str:
+    """What follows the last ``</think>``; "" where no thought ends (AlphaMaze)."""
+    return completion.rpartition("</think>")[2].strip() if "</think>" in completion else ""
+
+
+def answer_or_whole(completion: str) -> str:
+    """The content of ``<answer>`` as ``answer_of`` finds it; where there is none the whole completion (ms-swift)."""
+    return answer_of(completion) or completion.strip()
+
+
+def tagged(tag: str) -> Callable[[str], str]:
+    """A function to the content of the last ``<tag>...</tag>`` after the thought; "" where there is none."""
+    pair = re.compile(rf"<{tag}>((?:(?!</?{tag}>).)*)</{tag}>", re.DOTALL | re.IGNORECASE)
+
+    def content_of(completion: str) -> str:
+        contents = pair.findall(completion.rpartition("</think>")[2])
+        return contents[-1].strip() if contents else ""
+
+    return content_of
+
+
+PLACES: Mapping[str, Callable[[str], str]] = {
+    "final_answer": final_answer_of,  # R1-VL
+    "after_thought": after_thought_of,  # AlphaMaze
+    "answer_or_whole": answer_or_whole,  # ms-swift
+    "class": tagged("class"),  # TimeMaster
+    "action": tagged("action"),  # TON
+    "output": tagged("output"),  # VLA-R1
+}
+"""Where a completion has its answer, other than in ``<answer>``: name to a function of the completion."""
+
+
+def answer_in(text: Text, prompt: Prompt, tags: bool | str) -> str:
+    """The part of a completion that is its answer."""
+    place = prompt.meta.get("tags", tags)
+    if isinstance(place, bool):
+        return answer_of(text.text) if place else text.text.strip()
+    if isinstance(place, str) and place in PLACES:
+        return PLACES[place](text.text)
+    places = ", ".join(map(repr, PLACES))
+    if "tags" in prompt.meta:
+        malformed(prompt, f"true, false or one of {places}", "meta.tags")
+    raise ValueError(f"tags: got {tags!r}, expected True, False or one of {places}")

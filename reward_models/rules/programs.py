@@ -25,8 +25,7 @@ from typing import Any
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules import sandbox, verifier
-from reward_models.rules.parsing import malformed, meta_number
-from reward_models.rules.tags import answer_in, texts
+from reward_models.rules.parsing import answer_in, malformed, meta_number, texts
 
 LEVELS = {"syntax": -1.0, "error": -0.6, "limit": -0.6, "wrong": -0.3, "passed": 1.0}
 """The worst outcome of a program to its reward: CodeRL (arXiv:2207.01780), whose values B-Coder (arXiv:2310.03173)

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
-from reward_models.rules.parsing import malformed, words
-from reward_models.rules.tags import texts
+from reward_models.rules.parsing import malformed, texts, words
 from reward_models.rules.tasks import task
 
 CONNECTIVES = (

@@ -22,7 +22,7 @@ from mmgrpo.config.plugins import load_object
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.lengths import repeated_fraction
-from reward_models.rules.tags import texts
+from reward_models.rules.parsing import texts
 
 TOKENS = 100.0
 """Tokens of an answer at which its length incentive is 1."""

@@ -18,9 +18,8 @@ import numpy as np
 
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
-from reward_models.rules.parsing import gold_text, malformed
+from reward_models.rules.parsing import answer_or_whole, gold_text, malformed, texts
 from reward_models.rules.relevance import embedded, tokens
-from reward_models.rules.tags import answer_or_whole, texts
 
 SHORT = 5
 """Words of a gold answer up to which it must be whole."""

@@ -20,8 +20,7 @@ from typing import Any
 
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
-from reward_models.rules.parsing import malformed, numbers, quantity
-from reward_models.rules.tags import answer_in, texts
+from reward_models.rules.parsing import answer_in, malformed, numbers, quantity, texts
 
 Rule = Mapping[str, Any]
 

@@ -23,8 +23,7 @@ from typing import NamedTuple
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.lengths import repeated_fraction
-from reward_models.rules.parsing import malformed
-from reward_models.rules.tags import texts
+from reward_models.rules.parsing import malformed, texts
 from reward_models.rules.transcripts import (
     BY_LANGUAGE,
     aligned,

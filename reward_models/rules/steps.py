@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
-from reward_models.rules.parsing import malformed
-from reward_models.rules.tags import final_answer_of, texts
+from reward_models.rules.parsing import final_answer_of, malformed, texts
 
 PARTS = ("### Image Description:", "### Rationales:", "### Step 1:", "### The final answer is:")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from mmgrpo.config.names import nearest
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Text
-from reward_models.rules.parsing import gold_text, literal, malformed, meta_number, numbers
+from reward_models.rules.parsing import PLACES, answer_of, gold_text, literal, malformed, meta_number, numbers, texts
 
 Check = Callable[[str, Prompt], bool]
 
@@ -21,61 +21,7 @@ _TURN = r"</think>\s*<answer>"
 _NO_THINK = r"(?:(?!</?think>).)*"
 _NO_ANSWER = r"(?:(?!</?answer>).)*"
 _NO_TAG = r"(?:(?!</?think>|</?answer>).)*"
-_ANSWER = re.compile(rf"<answer>({_NO_ANSWER})</answer>", re.DOTALL)
-_FINAL_ANSWER = re.compile(r"### The final answer is:\s*(?!#)(.*)")
 _BOX = r"\[\d+,\s*\d+,\s*\d+,\s*\d+\]"
-
-
-def answer_of(completion: str) -> str:
-    """The content of the last ``<answer>`` after the thought, without surrounding spaces; "" where there is none.
-
-    Sources differ: VLM-R1 reads the first answer for boxes and the last for detection, Time-R1 and VideoChat-R1 the
-    last. The last is what a model that corrects itself means; tags inside the thought hold no answer.
-    """
-    answers = _ANSWER.findall(completion.rpartition("</think>")[2])
-    return answers[-1].strip() if answers else ""
-
-
-def final_answer_of(completion: str) -> str:
-    """The line that follows the last heading "### The final answer is:"; "" where there is none.
-
-    The output format of R1-VL (arXiv:2503.12937). Its released code reads the first such heading; a completion of the
-    required form has exactly one.
-    """
-    lines = _FINAL_ANSWER.findall(completion)
-    return lines[-1].strip() if lines else ""
-
-
-def after_thought_of(completion: str) -> str:
-    """What follows the last ``</think>``; "" where no thought ends (AlphaMaze)."""
-    return completion.rpartition("</think>")[2].strip() if "</think>" in completion else ""
-
-
-def answer_or_whole(completion: str) -> str:
-    """The content of ``<answer>`` as ``answer_of`` finds it; where there is none the whole completion (ms-swift)."""
-    return answer_of(completion) or completion.strip()
-
-
-def tagged(tag: str) -> Callable[[str], str]:
-    """A function to the content of the last ``<tag>...</tag>`` after the thought; "" where there is none."""
-    pair = re.compile(rf"<{tag}>((?:(?!</?{tag}>).)*)</{tag}>", re.DOTALL | re.IGNORECASE)
-
-    def content_of(completion: str) -> str:
-        contents = pair.findall(completion.rpartition("</think>")[2])
-        return contents[-1].strip() if contents else ""
-
-    return content_of
-
-
-PLACES: Mapping[str, Callable[[str], str]] = {
-    "final_answer": final_answer_of,  # R1-VL
-    "after_thought": after_thought_of,  # AlphaMaze
-    "answer_or_whole": answer_or_whole,  # ms-swift
-    "class": tagged("class"),  # TimeMaster
-    "action": tagged("action"),  # TON
-    "output": tagged("output"),  # VLA-R1
-}
-"""Where a completion has its answer, other than in ``<answer>``: name to a function of the completion."""
 
 
 @reward("Text")
@@ -113,16 +59,6 @@ def _forms(text: Text) -> list[str]:
     return [text.whole, text.text] if "</think>" in text.prefilled else [text.whole]
 
 
-def texts(outputs: Sequence[Output], reward: str) -> list[Text]:
-    """The outputs, all of which must be texts; ``reward`` is the name in the error."""
-    checked = []
-    for output in outputs:
-        if not isinstance(output, Text):
-            raise TypeError(f"'{reward}' scores texts: got an output of kind {type(output).__name__}, expected Text")
-        checked.append(output)
-    return checked
-
-
 def in_order(text: str, *patterns: str) -> bool:
     """Whether matches of the patterns follow each other, as in ``a.*b.*c``, but without backtracking."""
     position = 0
@@ -151,19 +87,6 @@ def enclosed(text: str, first: str, *between: str, last: str) -> str | None:
         place = match.end()
     end = len(text) - len(last)
     return text[place:end] if end >= place and text.endswith(last) else None
-
-
-def answer_in(text: Text, prompt: Prompt, tags: bool | str) -> str:
-    """The part of a completion that is its answer."""
-    place = prompt.meta.get("tags", tags)
-    if isinstance(place, bool):
-        return answer_of(text.text) if place else text.text.strip()
-    if isinstance(place, str) and place in PLACES:
-        return PLACES[place](text.text)
-    places = ", ".join(map(repr, PLACES))
-    if "tags" in prompt.meta:
-        malformed(prompt, f"true, false or one of {places}", "meta.tags")
-    raise ValueError(f"tags: got {tags!r}, expected True, False or one of {places}")
 
 
 def _whole(pattern: str) -> Check:

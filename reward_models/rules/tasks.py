@@ -36,8 +36,7 @@ from reward_models.rules import (
     times,
     trajectories,
 )
-from reward_models.rules.parsing import malformed
-from reward_models.rules.tags import answer_in, texts
+from reward_models.rules.parsing import answer_in, malformed, texts
 
 tasks_reward = functools.partial(
     reward, "Text", range=(0, 6), delegates=True, packages=("math_verify",), extra="rewards"
@@ -86,8 +85,8 @@ def task(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str 
     """The value of every row by the task that its own prompt names; NaN where that task cannot score it.
 
     The answer is the content of the last ``<answer>`` after the thought, and empty if there is none. With
-    ``tags=False`` it is the whole completion, with a place of ``tags.PLACES`` what stands there: ``'final_answer'`` is
-    the line after "### The final answer is:" (R1-VL). ``meta.tags`` of a row takes precedence.
+    ``tags=False`` it is the whole completion, with a place of ``parsing.PLACES`` what stands there: ``'final_answer'``
+    is the line after "### The final answer is:" (R1-VL). ``meta.tags`` of a row takes precedence.
     """
     return scored([task_of(prompt) for prompt in prompts], prompts, texts(outputs, "task"), tags)
 

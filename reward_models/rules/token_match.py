@@ -22,8 +22,7 @@ from mmgrpo.config.extras import install
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import weight_file
-from reward_models.rules.parsing import gold_text
-from reward_models.rules.tags import answer_in, texts
+from reward_models.rules.parsing import answer_in, gold_text, texts
 
 MAX_TOKENS = 2048
 """Tokens of a text that are compared."""

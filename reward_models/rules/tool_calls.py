@@ -21,8 +21,7 @@ from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules.groups import groups
 from reward_models.rules.json_answers import same
-from reward_models.rules.parsing import MAX_CHARACTERS, between, malformed
-from reward_models.rules.tags import texts
+from reward_models.rules.parsing import MAX_CHARACTERS, between, malformed, texts
 from reward_models.rules.tasks import task
 
 Call = tuple[str, dict[str, Any]]

@@ -19,8 +19,7 @@ from mmgrpo.config.names import nearest
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.statistics import Interval, draws
 from mmgrpo.types import Output, Prompt
-from reward_models.rules.parsing import gold_texts
-from reward_models.rules.tags import texts
+from reward_models.rules.parsing import gold_texts, texts
 from reward_models.rules.transcripts import missing_package
 
 translation_reward = functools.partial(reward, "Text", reads=("answer",), packages=("sacrebleu",), extra="speech")

@@ -21,8 +21,7 @@ from mmgrpo.scoring import once
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Decisions, Output, Prompt, Text
 from reward_models.rules.groups import groups
-from reward_models.rules.parsing import between, words
-from reward_models.rules.tags import answer_of, texts
+from reward_models.rules.parsing import answer_of, between, texts, words
 from reward_models.rules.tasks import task
 
 TIES = ("split", "exclude", "first")

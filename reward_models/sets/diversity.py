@@ -23,7 +23,7 @@ from mmgrpo.config.names import nearest
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules.groups import groups
-from reward_models.rules.tags import texts
+from reward_models.rules.parsing import texts
 from reward_models.sets.embeddings import LAYOUT, embedded
 
 embedded_reward = functools.partial(

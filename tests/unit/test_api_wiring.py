@@ -130,7 +130,7 @@ def test_a_run_of_a_family_is_written_and_refused_as_the_family_says(tmp_path):
     def made(kind, preset="grpo"):
         theirs = owner(
             decisions=lambda config: kind,
-            displayed=lambda medium: ("small", medium),
+            displayed=lambda: lambda medium: ("small", medium),
             write_samples=lambda stem, shown: (stem, shown),
         )
         settings, accelerator = config(tmp_path, algorithm=Algorithm(preset=preset)), Accelerator(cpu=True)

@@ -120,7 +120,7 @@ def ours(contest: Contest) -> Callable[[], Clock]:
     from pipelines.training import Training
     from pipelines.vlm import image_text, qwen_vl
     from pipelines.vlm.options import QwenVlOptions, SmolVlmOptions
-    from reward_models.rules.tags import texts
+    from reward_models.rules.parsing import texts
 
     shared, clock = contest.contestant != ALONE, Clock()
     path, training = str(Path(contest.folder) / "model"), Training(gradient_checkpointing=contest.checkpointing)

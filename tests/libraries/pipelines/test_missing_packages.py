@@ -31,7 +31,7 @@ SHOWN = Shown([Prompt("a")], [SOUND], [{}], [{}])
 CALLS = [
     ("soxr", "speech", lambda path: audio.resample(SOUND, 16_000)),
     ("soundfile", "speech", lambda path: audio._decode(str(path), 9.0)),
-    ("soundfile", "speech", lambda path: samples.small_sound(SOUND)),
+    ("soundfile", "speech", lambda path: audio.small_sound(SOUND)),
     ("soundfile", "speech", lambda path: samples.write_waves(path, SHOWN)),
     ("soundfile", "speech", lambda path: processors.with_sounds([], [], 8_000)),
     ("av", "voice", lambda path: renderers.stretch(np.ones(80, np.float32), 8_000, 1.5)),

@@ -22,15 +22,9 @@ from mmgrpo.report.completions import completions_html
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Audio, Call, Image, Media, Prompt, Text, Turn, Video
 from pipelines import samples
-from pipelines.samples import (
-    SMALL,
-    small_sound,
-    sound_of,
-    write_completions_page,
-    write_speech,
-    write_texts,
-    write_waves,
-)
+from pipelines.samples import write_completions_page, write_speech, write_texts, write_waves
+from pipelines.speech import audio
+from pipelines.speech.audio import SMALL, small_sound, sound_of
 
 HUM = Audio((torch.sin(torch.arange(16_000) * 0.05) / 2)[None], 16_000)
 
@@ -69,7 +63,7 @@ def test_a_file_of_the_largest_size_is_kept(tmp_path, monkeypatch):
     file = tmp_path / "a.wav"
     soundfile.write(file, HUM.samples[0, :800].numpy(), 16_000)
     for most, suffix in ((file.stat().st_size, ".wav"), (file.stat().st_size - 1, ".ogg")):
-        monkeypatch.setattr(samples, "SMALL", most)
+        monkeypatch.setattr(audio, "SMALL", most)
         assert sound_of(Media("audio", str(file))).suffix == suffix
 
 
@@ -132,7 +126,7 @@ def test_a_page_of_hostile_prompts_and_completions_is_inert(tmp_path):
 
 @pytest.mark.parametrize("name", ["qwen_vl", "whisper", "flow_speech"])
 def test_media_of_a_page_are_small_pictures_strips_and_sounds(name):
-    shown = family(name).displayed
+    shown = family(name).displayed()
     picture = shown(Media("image", Image(torch.zeros(3, 40, 20))))
     assert picture.size == (20, 40) and picture.getpixel((0, 0)) == (0, 0, 0)
     strip = shown(Media("video", Video(torch.zeros(20, 3, 40, 20), 4.0)))

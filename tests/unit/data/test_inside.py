@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image as Pil
 
-from mmgrpo.data import embedded_media
+from mmgrpo.data import embedded_media, limits
 from mmgrpo.data.images import IMAGE_CACHE, decode_image
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Inside
@@ -94,15 +94,11 @@ def test_a_data_file_is_not_inside_of_itself_and_a_medium_in_it_has_the_limit_of
     path = lines(tmp_path, [{"text": "?", "image": data_uri(png(), "image/png")}])
     (prompt,) = load_prompts(path)
     source, size = prompt.media[0].source, len(png())
-    assert (
-        embedded_media.is_inside(source)
-        and not embedded_media.is_inside(str(path))
-        and not embedded_media.is_inside("a::b")
-    )
-    assert embedded_media.container_of(source) == embedded_media.container_of(str(path)) == str(path)
-    assert embedded_media.opened(source, size).read() == embedded_media.opened(source).read() == png()
+    assert limits.is_inside(source) and not limits.is_inside(str(path)) and not limits.is_inside("a::b")
+    assert limits.container_of(source) == limits.container_of(str(path)) == str(path)
+    assert limits.opened(source, size).read() == limits.opened(source).read() == png()
     with pytest.raises(Unreadable, match=f"{size} bytes.*1.*{size - 1}"):
-        embedded_media.opened(source, size - 1)
+        limits.opened(source, size - 1)
 
 
 def test_a_medium_inside_of_a_file_is_not_looked_for_in_the_root_of_media(tmp_path, monkeypatch):
@@ -167,9 +163,9 @@ def test_a_damaged_one_is_left_out_with_file_row_and_key(tmp_path):
 def test_the_limits_are_those_of_files(tmp_path, monkeypatch):
     (prompt,) = load_prompts(lines(tmp_path, [{"text": "?", "image": data_uri(png(), "image/png")}]))
     size = len(png())
-    assert len(embedded_media.content(prompt.media[0].source, size)) == size
+    assert len(limits.content(prompt.media[0].source, size)) == size
     with pytest.raises(Unreadable, match=f"{size} bytes.*1.*{size - 1}"):
-        embedded_media.content(prompt.media[0].source, size - 1)
+        limits.content(prompt.media[0].source, size - 1)
     monkeypatch.setattr("mmgrpo.data.limits.MAX_PIXELS", 23)
     with pytest.raises(Unreadable, match="data.jsonl::0:image.*6 x 4 = 24.*1.*23"):
         decode_image(prompt.media[0].source)

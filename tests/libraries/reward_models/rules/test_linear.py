@@ -17,8 +17,8 @@ from reward_models import REWARDS
 from reward_models.judges.verdicts import flex_verdict, json_object, number_after, verdict
 from reward_models.rules.artifact_labels import answered
 from reward_models.rules.mathematics import _outside
-from reward_models.rules.parsing import literal, words
-from reward_models.rules.tags import PLACES, STYLES
+from reward_models.rules.parsing import PLACES, literal, words
+from reward_models.rules.tags import STYLES
 from reward_models.rules.transcripts import NORMALIZERS, normalizer
 from tests.libraries.reward_models.rules.test_tasks import APART, GOLD, ROW
 from tests.libraries.reward_models.test_rewards import NEED_MODELS, NEEDED

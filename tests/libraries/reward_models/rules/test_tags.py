@@ -11,7 +11,8 @@ import pytest
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring import score_outputs
 from mmgrpo.types import Image, Prompt, Text
-from reward_models.rules.tags import PLACES, STYLES, _action, answer_of, format
+from reward_models.rules.parsing import PLACES, answer_of
+from reward_models.rules.tags import STYLES, _action, format
 
 PLAIN = Prompt("a question", "7")
 
