@@ -58,7 +58,7 @@ from mmgrpo.randomness import deterministic
 from mmgrpo.report import tracking
 from mmgrpo.report.group_record import GroupRecord, displayed
 from mmgrpo.report.run_record import RunRecord
-from mmgrpo.requirements.blocks import of_algorithm, refuse_unmet, required, traits_of
+from mmgrpo.requirements.blocks import of_algorithm, refuse_unmet, refuse_unread, required, traits_of
 from mmgrpo.requirements.policies import reads_answers
 from mmgrpo.requirements.rewards import refuse_ranges, refuse_start
 from mmgrpo.rewards import scorers
@@ -483,8 +483,10 @@ def refuse_shape(config: Config, owner: Family | None, recipe: AdvantageRecipe, 
     listed = replace(config, schedules=[f"{name}={one.text}" for name, one in schedules.items()])
     facts = {DECISIONS: owner.decisions(config) if owner else "", PROCESS: config.process}
     refuse_conflicts(sections_of(listed), traits_of(recipe, loss, schedules), facts)
-    if [*required(recipe, loss)]:
-        refuse_unmet(recipe, loss, *given(config, owner, loss))
+    samplers = Sampling.of(algorithm.sampler, algorithm.trackers).blocks
+    if [*required(recipe, loss, samplers)]:
+        refuse_unmet(recipe, loss, *given(config, owner, loss), samplers)
+    refuse_unread(recipe, loss, samplers)
 
 
 def given(config: Config, owner: Family | None, loss: LossRecipe) -> tuple[frozenset[str], bool]:

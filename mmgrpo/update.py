@@ -44,7 +44,7 @@ from mmgrpo.prompts.judging import JUDGINGS
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.distributed import backward, in_step, scoring_weights, sum_over_ranks
 from mmgrpo.runtime.metrics import Tally
-from mmgrpo.runtime.networks import REFERENCE_NETWORK, bind_networks, is_critic, is_reward_model, name_of
+from mmgrpo.runtime.networks import REFERENCE_NETWORK, bind_networks, name_of
 from mmgrpo.types import (
     HINTED,
     OWN,
@@ -159,10 +159,9 @@ class LossRecipe:
         moving = any(name_of(rule) == REFERENCE_NETWORK for rule in self.networks)
         used = {name.partition(".")[0] for name in self.scores if "." in name}
         used |= {self.added({}).network, *(name for one in self.judging for name in one({}).networks)}
-        used |= {rule.parameters.get("by", "") for rule in self.networks if is_reward_model(rule)}
-        critics = [rule.parameters for rule in self.networks if is_critic(rule)]
-        penalized = any(one.get("kl") or one.get("greedy") for one in critics)
-        return not moving and (penalized or REFERENCE_NETWORK in used)
+        used |= {name for rule in self.networks for name, _ in rule.named("network")}
+        compared = any(rule.named("reference") for rule in self.networks)
+        return not moving and (compared or REFERENCE_NETWORK in used)
 
     @property
     def factor_follows_policy(self) -> bool:

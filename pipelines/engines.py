@@ -12,11 +12,8 @@ from torch import Tensor
 
 from mmgrpo.config.settings import Config
 from mmgrpo.engines.balanced import Balanced
-from mmgrpo.engines.denoising import OwnDenoiser, SynchronizedDenoiser, lanes_of
-from mmgrpo.engines.engine import Engine, Lanes, Synchronized, parameters
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.flow_matching import FlowMatchingPolicy
-from mmgrpo.policies.token import TokenPolicy
+from mmgrpo.engines.denoising import Drawing, OwnDenoiser, SynchronizedDenoiser, lanes_of
+from mmgrpo.engines.engine import Engine, Lanes, Served, Synchronized, parameters
 from pipelines.lora import UNTIED, tied
 from pipelines.training import torch_dtype
 from pipelines.vllm_engine import media_of
@@ -57,7 +54,7 @@ def draw_with_engine(
     dtype, network = torch_dtype(config.model.dtype), policy.network
     gap = rollout.max_gap or (GAPS[config.model.dtype] if rollout.quantization == "none" else QUANTIZED_GAP)
     overlaps = rollout.engine == "served" and rollout.max_staleness > 0
-    if isinstance(policy, DenoisingPolicy | FlowMatchingPolicy):
+    if isinstance(policy, Drawing):
         if (most := max(map(len, engines))) > 1:
             raise ValueError(
                 f"rollout.url: got {most} servers for a round, expected one, since the prompts of denoising models are "
@@ -133,7 +130,7 @@ def make_denoiser(owner: Family, config: Config, device: str) -> OwnDenoiser:
 
 def end_engine(policy: Any) -> None:
     """End the engine of a policy, where there is one."""
-    if isinstance(policy, DenoisingPolicy | FlowMatchingPolicy | TokenPolicy) and policy.engine is not None:
+    if isinstance(policy, Served) and policy.engine is not None:
         policy.engine.close()
 
 

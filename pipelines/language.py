@@ -146,6 +146,7 @@ def has(config: Config) -> frozenset[str]:
         "beam": sampling.search == "beam",
         "sampler": sampling.dtype or sampling.temperature_by_entropy or config.rollout.engine != "policy",
         "hidden_states": True,
+        "cut": sampling.total_tokens,
     }
     return frozenset(name for name, known in there.items() if known)
 

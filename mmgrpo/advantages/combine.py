@@ -24,7 +24,7 @@ from mmgrpo.advantages import groups
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.select import pareto_fronts
 from mmgrpo.config.ranges import DDOF
-from mmgrpo.config.registry import block, table_of
+from mmgrpo.config.registry import Members, block, table_of
 
 COMBINE = table_of("combine")
 
@@ -74,18 +74,14 @@ def gdpo(
 
 
 @block(COMBINE, level="group")
-def mean(
-    normalise: Normalise, values: Streams, weights: PerReward, names: Names, members: Sequence[str] = ()
-) -> Values:
+def mean(normalise: Normalise, values: Streams, weights: PerReward, names: Names, members: Members = ()) -> Values:
     """The mean of the ensemble (Coste et al., arXiv:2310.02743)."""
     ensemble, rest = _ensemble(values, weights, names, members)
     return normalise(_over_members(ensemble, ensemble.nanmean(1), rest))
 
 
 @block(COMBINE, level="group")
-def minimum(
-    normalise: Normalise, values: Streams, weights: PerReward, names: Names, members: Sequence[str] = ()
-) -> Values:
+def minimum(normalise: Normalise, values: Streams, weights: PerReward, names: Names, members: Members = ()) -> Values:
     """The smallest of the ensemble, sample by sample: worst-case optimization (WCO, arXiv:2310.02743).
 
     [1, 2, 6] gives 1.
@@ -102,7 +98,7 @@ def mean_minus_variance(
     names: Names,
     coef: float = 0.1,
     ddof: Annotated[int, DDOF] = 1,
-    members: Sequence[str] = (),
+    members: Members = (),
 ) -> Values:
     """Mean - coef * variance of the ensemble: uncertainty-weighted optimization (UWO, arXiv:2310.02743).
 
@@ -121,7 +117,7 @@ def mean_minus_std(
     names: Names,
     coef: float = 0.1,
     ddof: Annotated[int, DDOF] = 1,
-    members: Sequence[str] = (),
+    members: Members = (),
 ) -> Values:
     """Mean - coef * std of the ensemble, a lower confidence bound in the units of the rewards."""
     ensemble, rest = _ensemble(values, weights, names, members)
@@ -130,7 +126,7 @@ def mean_minus_std(
 
 @block(COMBINE, level="group")
 def worst_stream(
-    normalise: Normalise, values: Streams, weights: PerReward, stat: Rows, names: Names, members: Sequence[str] = ()
+    normalise: Normalise, values: Streams, weights: PerReward, stat: Rows, names: Names, members: Members = ()
 ) -> Values:
     """That member of the ensemble whose mean over the batch is the smallest, for all samples (MaxMin-RLHF,
     arXiv:2402.08925): max over policies of the min over user groups of the expected reward.

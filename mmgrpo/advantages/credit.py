@@ -26,7 +26,7 @@ from mmgrpo.config.ranges import (
     one_of,
     within,
 )
-from mmgrpo.config.registry import block, table_of
+from mmgrpo.config.registry import Reward, Rewards, block, table_of
 
 CREDITS = table_of("credit")
 
@@ -544,8 +544,8 @@ def routed(
     node: Node,
     decision_mask: Mask,
     stream: Matrix,
-    video: Sequence[str] = (),
-    audio: Sequence[str] = (),
+    video: Rewards = (),
+    audio: Rewards = (),
     over: Annotated[str, one_of("group", "batch")] = "group",
     eps: float = 1e-4,
 ) -> Matrix:
@@ -554,18 +554,11 @@ def routed(
     (arXiv:2605.12480), whose released std is that ``over`` the batch.
 
     Of a family whose decisions say of which stream they are (``ltx2``). It replaces the advantages, so that baseline
-    and scale should be ``none``, without a shape. A reward that abstains from a row is left out of its sum. ValueError
-    for a name that is no reward.
+    and scale should be ``none``, without a shape. A reward that abstains from a row is left out of its sum.
 
     Rewards of frames 1, 2, 3, 2 (mean 2, std .7071), of sound .2, .1, .4, .3 (.25, .1118) and of both .5, .7, .6, .2
     (.5, .1871): the first row has -1.4140 of its frames, -.4468 of its sound and 0 of both.
     """
-    for parameter, named in (("video", video), ("audio", audio)):
-        if missing := [name for name in named if name not in names]:
-            raise ValueError(
-                f"algorithm.credit: routed: {parameter}: got {missing[0]!r}, expected some of the rewards "
-                f"{', '.join(names)}"
-            )
     credit = torch.zeros_like(node, dtype=streams.dtype)
     for place, name in enumerate(names):
         there = ~streams[:, place].isnan()
@@ -717,7 +710,7 @@ def marked_steps(
     decision_mask: Mask,
     marks: Matrix,
     *,
-    by: str,
+    by: Reward,
     whole: float = 2.0,
     process: float = 1.0,
     right: Annotated[float, ANY_NUMBER] = 0.5,
@@ -745,7 +738,7 @@ def thought_rewards(
     decision_mask: Mask,
     marks: Matrix,
     *,
-    by: str,
+    by: Reward,
     alpha: Annotated[float, POSITIVE] = 1.0,
     right: Annotated[float, ANY_NUMBER] = 0.5,
 ) -> Matrix:
@@ -773,7 +766,7 @@ def mark_return(
     decision_mask: Mask,
     marks: Matrix,
     *,
-    by: str,
+    by: Reward,
     gamma: Annotated[float, FRACTION] = 1.0,
     over: Annotated[str, one_of("group", "batch")] = "batch",
     ddof: Annotated[int, DDOF] = 0,

@@ -33,7 +33,7 @@ from mmgrpo.advantages.weighting import KL_WEIGHTS, WEIGHTINGS, kl_metrics
 from mmgrpo.config.names import nearest
 from mmgrpo.config.parts import LINES, PartLines, read_parts
 from mmgrpo.config.ranges import ANY_NUMBER
-from mmgrpo.config.registry import Bound, bind_scheduled, checked, parse
+from mmgrpo.config.registry import Bound, bind_scheduled, bind_several, checked, parse
 from mmgrpo.config.schedules import Schedule, named
 from mmgrpo.types import COUNTED, OWN, RECORDS, UNTRAINED, Decisions, part_field, select_rows
 
@@ -116,7 +116,7 @@ class AdvantageRecipe:
         is_before = [parse(text)[0] in BEFORE for text in blocks.select]
         return AdvantageRecipe(
             transform=tuple(bind_scheduled(text, TRANSFORMS, "algorithm.transform") for text in blocks.transform),
-            weighting=tuple(bind_scheduled(text, WEIGHTINGS, "algorithm.weighting") for text in blocks.weighting),
+            weighting=bind_several(blocks.weighting, WEIGHTINGS, "algorithm.weighting"),
             combine=bind_scheduled(blocks.combine, COMBINE, "algorithm.combine"),
             keys=tuple(_key(text) for text in blocks.keys),
             baseline=bind_scheduled(blocks.baseline, BASELINES, "algorithm.baseline"),
@@ -160,25 +160,8 @@ class AdvantageRecipe:
     @property
     def named_rewards(self) -> frozenset[str]:
         """Rewards that a block names; they take part in training, whatever their weight."""
-        bounds = (
-            *self.transform,
-            *self.weighting,
-            self.combine,
-            *self.shape,
-            self.credit,
-            self.kl_weight,
-            *self.before,
-        )
-        bounds = (*bounds, *self.after)
-        given = [bound.parameters for bound in bounds]
-        names = [one for parameters in given for name in ("by", "of") for one in [parameters.get(name)] if one]
-        names += [name for part in self.parts for name in (*part.weights, *part.recipe.named_rewards)]
-        return frozenset(names) | {
-            one
-            for parameters in given
-            for name in ("members", "auxiliary", "video", "audio")
-            for one in parameters.get(name, ())
-        }
+        names = {name for bound in (*self.weighting, *self.bounds) for name, _ in bound.named("reward")}
+        return frozenset(names).union(*(part.weights for part in self.parts))
 
     def trained(self, names: Sequence[str], weights: Sequence[float]) -> list[bool]:
         """Which rewards are trained on: those that have a weight or that a block names."""

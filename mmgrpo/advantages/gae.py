@@ -31,7 +31,7 @@ from mmgrpo.advantages.credit import (
 from mmgrpo.advantages.groups import Rows, Values, group_first
 from mmgrpo.advantages.turn_credit import of_turns, turn_rewards
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, FRACTION, POSITIVE
-from mmgrpo.config.registry import Bound, block
+from mmgrpo.config.registry import Bound, Reward, block
 
 CRITIC_FIELDS = frozenset({"value", "token_rewards", "group_share", "top_margin", "greedy_margin"})
 """Fields of decisions that a critic adds to those of the policy."""
@@ -94,7 +94,7 @@ def mark_gae(
     token_rewards: Matrix,
     marks: Matrix,
     *,
-    by: str,
+    by: Reward,
     gamma: Annotated[float, FRACTION] = 1.0,
     lam: Annotated[float, FRACTION] = 0.95,
     outcome: Annotated[float, ANY_NUMBER] = 0.0,
@@ -119,7 +119,7 @@ def share_gae(
     token_rewards: Matrix,
     shares: Matrix,
     *,
-    by: str,
+    by: Reward,
     beta: Annotated[float, FRACTION] = 0.5,
     gamma: Annotated[float, FRACTION] = 1.0,
     lam: Annotated[float, FRACTION] = 0.95,
@@ -175,7 +175,7 @@ def vine_gae(
     vine: Values,
     vine_turn: Matrix,
     *,
-    by: str,
+    by: Reward,
     size: Annotated[int, COUNT] = 4,
     sets: Annotated[int, COUNT] = 4,
     window: Annotated[int, COUNT] = 5,

@@ -30,7 +30,7 @@ from mmgrpo.advantages.credit import fuse, tails
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.turn_credit import by_turns, of_turns, same_state
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, one_of, within
-from mmgrpo.config.registry import block, table_of
+from mmgrpo.config.registry import Reward, Rewards, block, table_of
 
 
 def pareto_fronts(points: Float[Tensor, "B M"], key: Key, stat: Rows) -> Key:
@@ -201,7 +201,7 @@ def consistent(
     key: Key,
     keep: Rows,
     *,
-    by: str,
+    by: Reward,
     remove: Annotated[int, COUNT],
     right: Annotated[float, ANY_NUMBER] = 0.5,
 ) -> Rows:
@@ -355,7 +355,7 @@ def pareto_front(
     key: Key,
     keep: Rows,
     fronts: Annotated[int, COUNT] = 1,
-    members: Sequence[str] = (),
+    members: Rewards = (),
 ) -> Rows:
     """The rows of each group that no other dominates in all rewards (Parrot, arXiv:2401.05675), and with ``fronts``
     those of further fronts.

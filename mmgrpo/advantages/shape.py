@@ -18,7 +18,7 @@ from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.scale import refuse_outside
 from mmgrpo.advantages.select import parts
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, DDOF, POSITIVE, UPPER_BOUND, one_of, within
-from mmgrpo.config.registry import block, table_of
+from mmgrpo.config.registry import Reward, block, table_of
 from mmgrpo.types import OWN
 
 SHAPES = table_of("shape")
@@ -235,7 +235,7 @@ def risk(
 
 
 @block(SHAPES)
-def scaled(advantages: Values, raw: Streams, names: Names, *, by: str) -> Values:
+def scaled(advantages: Values, raw: Streams, names: Names, *, by: Reward) -> Values:
     """A times the reward ``by``, as it was scored; where that abstained, A stays.
 
     ``scaled(by='agreement')`` trusts a majority by its share: 5 of 8 alike give .625 A (AQA-TTRL, arXiv:2510.05478;
@@ -251,7 +251,7 @@ def class_factor(
     raw: Streams,
     names: Names,
     *,
-    by: str,
+    by: Reward,
     least: Annotated[float, ANY_NUMBER] = 0.5,
     factor: Annotated[float, within("[0, inf)")] = 0.5,
 ) -> Values:
@@ -266,7 +266,7 @@ def class_factor(
 
 @block(SHAPES, level="group")
 def diversity(
-    advantages: Values, values: Values, raw: Streams, names: Names, key: Key, stat: Rows, *, by: str
+    advantages: Values, values: Values, raw: Streams, names: Names, key: Key, stat: Rows, *, by: Reward
 ) -> Values:
     """A d / mean(d) where a sample's reward is at least its group's mean, A elsewhere; d is the reward ``by``, how far
     the sample is from the others of its group: the smallest cosine distance of DINOv3 features in GARDO (2512.24138).
@@ -288,7 +288,7 @@ def consistency(
     key: Key,
     stat: Rows,
     *,
-    by: str,
+    by: Reward,
     gamma: Annotated[float, POSITIVE] = 20.0,
     rho: Annotated[float, ANY_NUMBER] = 1.5,
     ddof: Annotated[int, DDOF] = 1,
@@ -371,7 +371,7 @@ def dynamic_scaling(
     stat: Rows,
     reference_value: Values,
     *,
-    by: str,
+    by: Reward,
 ) -> Values:
     """A a_D a_M of the prompt: a_D = sigmoid(d) / sigmoid(mean d), d the mean over the prompt's samples of the reward
     ``by``, their distance to the demonstration (``reference_distance``); a_M = sigmoid(g) / sigmoid(mean g), g the mean

@@ -24,7 +24,7 @@ from mmgrpo.advantages.combine import Names, Streams
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.select import soft_means
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, COUNT_OR_ZERO, FRACTION, POSITIVE, one_of, within
-from mmgrpo.config.registry import block, table_of
+from mmgrpo.config.registry import Reward, block, table_of
 from mmgrpo.types import COUNTED
 
 TRANSFORMS = table_of("transform")
@@ -40,7 +40,7 @@ def standard(
     *,
     mean: Annotated[float, ANY_NUMBER],
     std: Annotated[float, POSITIVE],
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """(r - mean) / std, of a fixed set of samples: puts the members of an ensemble on one scale."""
     return _changed(values, (values - mean) / std, names, of)
@@ -54,7 +54,7 @@ def running(
     stat: Rows,
     reward_moments: Float[Tensor, "B K 3"],
     centre: bool = False,
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """r / std, or (r - mean) / std with ``centre``: mean and std (n - 1) of all rewards of the run as they were scored,
     this round's included (tracker ``reward_moments``). PPO-max (arXiv:2307.04964), whose code divides and then clips:
@@ -81,7 +81,7 @@ def classified_invariant(
     stat: Rows,
     group_share: Values,
     coef: Annotated[float, within("[0, inf)")] = 1.0,
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """r sum_g p(g) (1 - 2 coef (R_g - mean R_g)), whose policy gradient is that of mean R_g - coef Var R_g: of the two
     groups that a classifier finds, a second head of the critic that is trained to find those of the most different
@@ -104,7 +104,7 @@ def clip(
     *,
     low: Annotated[float, within("[-inf, inf)")],
     high: Annotated[float, within("(-inf, inf]")],
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """min(max(r, low), high): nothing is gained above ``high``."""
     return _changed(values, values.clamp(low, high), names, of)
@@ -117,7 +117,7 @@ def soft_threshold(
     threshold: Annotated[float, ANY_NUMBER] = 0.8,
     above: Annotated[float, POSITIVE] = 0.01,
     below: Annotated[float, POSITIVE] = 1.0,
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """threshold + above log(r - threshold + 1) for r >= threshold, else threshold - (exp(below (threshold - r)) - 1) /
     (exp(below) - 1): differences count little above the threshold, and more the farther below it they are (TempSamp-R1,
@@ -134,9 +134,9 @@ def guarded(
     raw: Streams,
     names: Names,
     *,
-    by: str,
+    by: Reward,
     below: Annotated[float, ANY_NUMBER] = 0.2,
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """(r + guard) / 2, or the lower of the two where either is below ``below``: a judge of a principle beside the rules
     of a policy, neither of which makes up for a breach of the other (the code of ArGen, arXiv:2509.07006, with .2).
@@ -155,7 +155,7 @@ def sigmoid(
     *,
     reference: Annotated[float, ANY_NUMBER],
     slope: Annotated[float, POSITIVE] = 1.0,
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """1 / (1 + exp(-slope (r - reference))): ``par`` with one reference for all prompts. tanh is affine in it."""
     return _changed(values, torch.sigmoid(slope * (values - reference)), names, of)
@@ -167,7 +167,7 @@ def par(
     names: Names,
     reference_rewards: References,
     slope: Annotated[float, POSITIVE] = 1.0,
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """mean_m sigmoid(slope (r - reference_m)): preference as reward (PAR, arXiv:2502.18770; M = 10 there).
 
@@ -178,7 +178,7 @@ def par(
 
 
 @block(TRANSFORMS)
-def log_sigmoid(values: Streams, names: Names, *, reference: Annotated[float, ANY_NUMBER], of: str = "") -> Streams:
+def log_sigmoid(values: Streams, names: Names, *, reference: Annotated[float, ANY_NUMBER], of: Reward = "") -> Streams:
     """log sigmoid(r - reference) (log-sigmoid-centred rewards, arXiv:2402.00742): summed over rewards, the log of the
     probability that a sample is good by all of them. 0 at r - reference gives -.693, 2 gives -.127, -2 gives -2.127.
     """
@@ -191,14 +191,14 @@ def log_sigmoid_quantile(
     names: Names,
     reference_rewards: References,
     quantile: Annotated[float, within("[0, 1]")] = 0.85,
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """``log_sigmoid`` with the quantile of the prompt's own reference rewards (arXiv:2402.00742: 85 %)."""
     return _changed(values, logsigmoid(values - reference_rewards.quantile(quantile, dim=-1)), names, of)
 
 
 @block(TRANSFORMS)
-def shortfall(values: Streams, names: Names, *, least: Annotated[float, ANY_NUMBER], of: str = "") -> Streams:
+def shortfall(values: Streams, names: Names, *, least: Annotated[float, ANY_NUMBER], of: Reward = "") -> Streams:
     """min(r - least, 0): how far a constraint r >= least is missed. The weight of the reward is the price."""
     return _changed(values, (values - least).clamp(max=0.0), names, of)
 
@@ -209,11 +209,11 @@ def gate(
     raw: Streams,
     names: Names,
     *,
-    by: str,
+    by: Reward,
     least: Annotated[float, within("[-inf, inf)")] = -math.inf,
     most: Annotated[float, within("(-inf, inf]")] = math.inf,
     floor: Annotated[float, ANY_NUMBER],
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """``floor`` where the reward ``by``, as it was scored, is below ``least`` or above ``most``: for all other rewards,
     or for ``of``.
@@ -234,11 +234,11 @@ def saving(
     names: Names,
     stat: Rows,
     *,
-    by: str,
+    by: Reward,
     coefficient: Annotated[float, FRACTION] = 0.5,
     low: Annotated[float, FRACTION] = 0.05,
     high: Annotated[float, FRACTION] = 0.95,
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """(1 - c) r + c s where r > 0, and r elsewhere: what was saved counts for right samples alone. s = 1 - (sqrt(p) -
     q_low) / (q_high - q_low) within 0 and 1, p the cost ``by`` as it was scored, q the quantiles of sqrt(p) over the
@@ -269,10 +269,10 @@ def demote(
     raw: Streams,
     names: Names,
     *,
-    by: str,
+    by: Reward,
     least: Annotated[float, ANY_NUMBER],
     amount: Annotated[float, POSITIVE] = 1.0,
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """r - ``amount`` where the reward ``by``, as it was scored, is below ``least``: rewards of (0, 1), after ``par`` or
     ``sigmoid``, are then positive where a constraint holds and negative where it fails, each in their order.
@@ -290,7 +290,7 @@ def above_reference(
     reference_rewards: References,
     *,
     slope: Annotated[float, POSITIVE],
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """1 - exp(-slope (r - reference)) above the reference answer's reward and 0 below it, in [0, 1): the open-ended
     reward of VLAA-Thinking (arXiv:2504.11468, section 4.1), on the scale of rules. The mean over several references.
@@ -310,7 +310,7 @@ def history_length(
     weight: Annotated[float, POSITIVE] = 1.0,
     least: Annotated[float, ANY_NUMBER] = 0.5,
     floor: Annotated[float, within("[-1, 0]")] = -0.7,
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """r + weight * f, f = cos(pi / 2 min(T / h, 2)) of the number of decisions T and the smallest h with which the
     prompt was solved in earlier rounds (tracker ``shortest``): max(f, floor) where r > ``least``, min(f, 0) elsewhere,
@@ -334,7 +334,7 @@ def unlikely(
     decision_mask: Bool[Tensor, "B T"],
     beta: Annotated[float, within("[0, 1]")] = 0.25,
     mixed: bool = False,
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """r (1 - beta rank / G), rank 0 the least likely of the group's G samples by the mean log-prob of its decisions
     (unlikeliness reward, arXiv:2506.02355; beta .25). Rewards are 0 for wrong answers, so that only right ones change.
@@ -365,7 +365,7 @@ def short_right(
     gate: Annotated[float, within("[0, inf)")] = 0.0,
     wrong: Annotated[float, ANY_NUMBER] = -1.0,
     right: Annotated[float, ANY_NUMBER] = 0.5,
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """r exp(-coef z) for right samples (r at least ``right``), z the length standardized over the right samples of the
     group (n - 1), and ``wrong`` for the others (GRPO-LEAD, arXiv:2504.09696: .05 and -1).
@@ -396,7 +396,7 @@ def serial(
     loss_mask: Bool[Tensor, "B T"],
     decision_mask: Bool[Tensor, "B T"],
     right: Annotated[float, ANY_NUMBER] = 0.5,
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """r / 2^(n - 1) for the n-th right sample (r at least ``right``) of a group, by the place at which it left the
     thought: S-GRPO (arXiv:2505.07686), whose samples are exits from one thought (``added: exits``). Wrong samples stay
@@ -428,7 +428,7 @@ def truncation(
     shortest: Annotated[int, COUNT_OR_ZERO] = 0,
     share: Annotated[float, within("[0, 1]")] = 0.5,
     right: Annotated[float, ANY_NUMBER] = 0.5,
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """0 for samples of more than ``longest`` decisions, the only length penalty of DLER (arXiv:2510.15110; 4000).
 
@@ -449,9 +449,9 @@ def divided(
     names: Names,
     stat: Rows,
     *,
-    by: str,
+    by: Reward,
     floor: Annotated[float, POSITIVE] = 1e-6,
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """r / max(by, floor) of all other rewards: with ``by`` a reward ``crowding``, the sum of a sample's cosines with
     its group, itself included, DRA-GRPO (arXiv:2505.09655): what others say too counts less.
@@ -475,11 +475,11 @@ def bonus(
     raw: Streams,
     names: Names,
     *,
-    by: str,
+    by: Reward,
     cap: Annotated[float, within("(-inf, inf]")] = torch.inf,
     coef: Annotated[float, ANY_NUMBER] = 1.0,
     right: Annotated[float, ANY_NUMBER] = 0.5,
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """r + coef min(by, cap) for samples of r at least ``right``: diversity on top of correctness, which no wrong sample
     gains from (DIVER, arXiv:2509.26209: caps .68 for equations, .42 mixed). It changes all rewards but ``by``."""
@@ -496,10 +496,10 @@ def set_mean(
     key: Key,
     stat: Rows,
     *,
-    by: str,
+    by: Reward,
     size: Annotated[int, COUNT],
     most: Annotated[int, COUNT] = 512,
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """Mean over the sets of ``size`` samples of the group that hold the sample, of f(set) - mean f, where f = (mean
     reward of the set) (share of different classes in it): Polychromic policy optimization (arXiv:2509.25424) for whole
@@ -529,7 +529,7 @@ def gradient_novelty(
     coef: Annotated[float, within("[0, inf)")],
     form: Annotated[str, one_of("equation", "amplify")] = "equation",
     bound: Annotated[float, POSITIVE] = 3.0,
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """r + coef r^2 v (``equation``) or r (1 + coef v) (``amplify``), clipped to [-bound, bound], for rewards of -1 and
     1: samples whose gradient points where no rewarded one does count more. G2RL (arXiv:2512.15687).
@@ -572,11 +572,11 @@ def graded(
     raw: Streams,
     names: Names,
     *,
-    by: str,
+    by: Reward,
     beta: Annotated[float, POSITIVE],
     gamma: Annotated[float, ANY_NUMBER],
     right: Annotated[float, ANY_NUMBER] = 0.5,
-    of: str = "",
+    of: Reward = "",
 ) -> Streams:
     """1 / (1 + exp(-beta (by - gamma))) for samples of r below ``right``, whose ``by`` is the share of their steps that
     come before the first wrong one (reward ``judge_steps``): a group of wrong answers has a gradient too (Spectral or
@@ -595,7 +595,7 @@ def graded(
 
 @block(TRANSFORMS)
 def amplified(
-    values: Streams, raw: Streams, names: Names, *, by: str, coef: Annotated[float, ANY_NUMBER], of: str = ""
+    values: Streams, raw: Streams, names: Names, *, by: Reward, coef: Annotated[float, ANY_NUMBER], of: Reward = ""
 ) -> Streams:
     """r (1 + coef by), ``by`` as it was scored: with ``judge_consistency`` (1, 0, -1) and coef .5 the reward of an
     answer counts 1.5 where the thought says the same and .5 where it does not (StableReinforce, arXiv:2505.02835)."""
@@ -603,13 +603,13 @@ def amplified(
     return _changed(values, values * factor, names, of or _others(names, by))
 
 
-def _others(names: Names, by: str) -> str:
+def _others(names: Names, by: Reward) -> str:
     """The only other reward, if there is one alone; else all of them."""
     others = {name.partition("@")[0] for name in names} - {by}
     return others.pop() if len(others) == 1 else ""
 
 
-def _changed(values: Streams, changed: Streams, names: Names, of: str) -> Streams:
+def _changed(values: Streams, changed: Streams, names: Names, of: Reward) -> Streams:
     """``changed`` in the columns of the reward, its previews included, but where it is NaN, for want of a reference."""
     columns = torch.tensor([of in ("", name, name.partition("@")[0]) for name in names], device=values.device)
     return torch.where(columns & ~changed.isnan(), changed, values)
@@ -620,8 +620,8 @@ def _where_outside(
     changed: Streams,
     raw: Streams,
     names: Names,
-    by: str,
-    of: str,
+    by: Reward,
+    of: Reward,
     least: float,
     most: float = math.inf,
 ) -> Streams:

@@ -25,7 +25,7 @@ from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.advantages.select import hypervolume as volume
 from mmgrpo.advantages.select import parts, soft_means
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT, DDOF, POSITIVE, POSITIVE_FRACTION, UPPER_BOUND, one_of
-from mmgrpo.config.registry import Bound, block, table_of
+from mmgrpo.config.registry import Bound, Members, Reward, Rewards, block, table_of
 from mmgrpo.scoring import Scorer
 
 WEIGHTINGS = table_of("weighting")
@@ -77,7 +77,7 @@ def dual_ascent(
     names: Names,
     round_means: Sequence[float],
     *,
-    by: str,
+    by: Reward,
     least: Annotated[float, ANY_NUMBER],
     rate: Annotated[float, POSITIVE],
     limit: Annotated[float, UPPER_BOUND] = 10.0,
@@ -102,7 +102,7 @@ def least_first(
 
 
 @block(WEIGHTINGS, level="group")
-def relay(state: RewardWeights, names: Names, *, of: str, by: str, at: Annotated[int, COUNT]) -> RewardWeights:
+def relay(state: RewardWeights, names: Names, *, of: Reward, by: Reward, at: Annotated[int, COUNT]) -> RewardWeights:
     """After round ``at`` the reward ``by`` has the weight of ``of``, which has none: a stricter rule takes over from an
     easier one (progressive rule refinement of Vision-R1, arXiv:2503.18013)."""
     easy, strict = list(names).index(of), list(names).index(by)
@@ -130,7 +130,7 @@ def gradient(
     return _exponentiated(state, [rate * sum(row) for row in inner_products])
 
 
-@block(WEIGHTINGS, level="group")
+@block(WEIGHTINGS, level="group", single="line")
 def hypervolume(state: RewardWeights, evaluation_means: Sequence[float]) -> RewardWeights:
     """All advantages times .5 + 1.5 tanh(gain), gain the hypervolume that the held-out means add to those of earlier
     evaluations (hypervolume-guided weighting, arXiv:2509.11452); .5 where they add none.
@@ -173,7 +173,7 @@ def ensemble_variance(
     streams: Streams,
     weights: PerReward,
     names: Names,
-    members: Sequence[str] = (),
+    members: Members = (),
     ddof: Annotated[int, DDOF] = 1,
 ) -> Values:
     """s^2(x, y), the variance of the ensemble of rewards ``members`` (all that have a weight, if none are named), each
@@ -192,8 +192,8 @@ def uncertain_part(
     names: Names,
     stat: Rows,
     *,
-    of: str,
-    auxiliary: Sequence[str],
+    of: Reward,
+    auxiliary: Rewards,
     fraction: Annotated[float, POSITIVE_FRACTION] = 0.1,
 ) -> Values:
     """N / n for the n of N samples that the reward ``of`` ranks far above the rewards ``auxiliary``, 0 for the others,

@@ -32,7 +32,9 @@ PROCESS = "process"
 """The same for what a model was trained on: tokens, flow or diffusion."""
 WEIGHTS = "scheduled_weights"
 """The same for rewards whose weights follow schedules."""
-FACTS = (DECISIONS, PROCESS, WEIGHTS)
+STREAMS = "streams"
+"""The same for what a sample is made of, where that is several streams."""
+FACTS = (DECISIONS, PROCESS, WEIGHTS, STREAMS)
 NO_FACTS: Mapping[str, Any] = {}
 ADVANTAGES = ("transform", "combine", "baseline", "scale", "shape", "credit", "select", "kl_weight")
 """Settings whose blocks read the fields of a rollout."""

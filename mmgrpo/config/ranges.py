@@ -178,6 +178,12 @@ def check_parameter(function: Callable[..., Any], name: str, value: Any, what: s
     return value
 
 
+def metadata_of(function: Callable[..., Any], name: str) -> tuple[Any, ...]:
+    """What the annotation of a block's parameter says besides its type."""
+    hint = _hints(function).get(name)
+    return typing.get_args(hint)[1:] if typing.get_origin(hint) is typing.Annotated else ()
+
+
 def is_whole(function: Callable[..., Any], name: str) -> bool:
     """Whether a block's parameter is a whole number."""
     return _plain(_hints(function).get(name)) is int

@@ -19,18 +19,18 @@ import ast
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules, walk_packages
 from types import MappingProxyType
-from typing import Any, TypeVar, overload
+from typing import Annotated, Any, TypeAlias, TypeVar, overload
 
 from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import load_object
-from mmgrpo.config.ranges import check_parameter, is_whole
+from mmgrpo.config.ranges import ANY_TEXT, check_parameter, is_whole, metadata_of
 from mmgrpo.config.schedules import RULES, SCHEDULES, Now, Schedule, of_call
 
 SCORES_OF_NETWORKS = (
@@ -54,6 +54,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
+class Naming:
+    """What the text of a parameter names, in its annotation (``by: Reward``), and each of its texts (``Rewards``)."""
+
+    kind: str
+    """``reward`` or ``network``, which is one of the run's; ``reference``: a parameter that needs the network before
+    training where it is in use."""
+    weight: bool | None = None
+    """Whether such a reward must have a weight, or must have none; None: either."""
+
+
+Reward: TypeAlias = Annotated[str, Naming("reward")]
+Rewards: TypeAlias = Annotated[Sequence[str], Naming("reward")]
+Members: TypeAlias = Annotated[Sequence[str], Naming("reward", weight=True)]
+Rule: TypeAlias = Annotated[str, Naming("reward", weight=False)]
+Network: TypeAlias = Annotated[str, ANY_TEXT, Naming("network")]
+COMPARED = Naming("reference")
+
+
+@dataclass(frozen=True)
 class Block:
     """One row of a table: a pure function, and what it must see together (``level``): ``decision`` (elementwise),
     ``row`` (all decisions of a sample) or ``group`` (all samples of a group)."""
@@ -66,9 +85,22 @@ class Block:
     """Its parameters that are themselves the text of a block, and the table of that."""
     requires: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What a run must have for the block to be what it says (``mmgrpo.requirements.blocks``), each with the
-    parameters under which it is needed; empty: under all."""
+    parameters under which it is needed (True: in use); empty: under all."""
     rewards: tuple[float | str, float | str] = (-math.inf, math.inf)
     """The range of rewards that it can read; a name is that of the parameter that holds the bound."""
+    method: str = ""
+    """The module of ``mmgrpo.rounds`` that does what it asks for, where a table has blocks of several."""
+    gives: Mapping[str, str] = field(default_factory=dict)
+    """Inputs of other blocks that a run has by it, each with the parameter that has to be in use for it; empty: none
+    has to. A run without it is refused blocks that read them, and it is refused where none does."""
+    single: str = ""
+    """``kind``: a run has one of its kind at most; ``line``: its line has no other block at all."""
+
+    @cached_property
+    def names(self) -> Mapping[str, Naming]:
+        """Its parameters that name something."""
+        known = {name: metadata_of(self.fn, name) for name in self.parameters}
+        return {name: one for name, found in known.items() for one in found if isinstance(one, Naming)}
 
     @cached_property
     def needs(self) -> tuple[str, ...]:
@@ -131,6 +163,9 @@ def block(
     inner: Mapping[str, Mapping[str, Block]] = MappingProxyType({}),
     requires: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     rewards: tuple[float | str, float | str] = (-math.inf, math.inf),
+    method: str = "",
+    gives: Mapping[str, str] = MappingProxyType({}),
+    single: str = "",
 ) -> Callable[[F], F]: ...
 def block(
     table: Any = None,
@@ -139,9 +174,12 @@ def block(
     inner: Mapping[str, Mapping[str, Block]] = MappingProxyType({}),
     requires: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     rewards: tuple[float | str, float | str] = (-math.inf, math.inf),
+    method: str = "",
+    gives: Mapping[str, str] = MappingProxyType({}),
+    single: str = "",
 ) -> Any:
-    """Write the decorated function into ``table`` under its own name, or under ``name``; ``level``, ``inner``,
-    ``requires`` and ``rewards`` as in ``Block``. ``@block`` is ``@block()``.
+    """Write the decorated function into ``table`` under its own name, or under ``name``; all else as in ``Block``.
+    ``@block`` is ``@block()``.
 
     With or without a table, a recipe may also name it as ``package.module:function``.
     """
@@ -151,7 +189,7 @@ def block(
         raise ValueError(f"block: level is {level!r}; it is one of {', '.join(LEVELS)}")
 
     def register(fn: F) -> F:
-        _OWN[fn] = Block(fn, level, inner=inner, requires=requires, rewards=rewards)
+        _OWN[fn] = Block(fn, level, None, inner, requires, rewards, method, gives, single)
         if table is not None:
             table[name or fn.__name__] = _OWN[fn]
         return fn
@@ -201,12 +239,28 @@ class Bound:
         return tuple(f"{name}={self._parameter(name)}" for name in self.block.parameters)
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """All its parameters, those that are not given with their defaults."""
+        return {name: self._parameter(name) for name in self.block.parameters}
+
+    def named(self, kind: str) -> list[tuple[str, Naming]]:
+        """The names in its parameters that are of a kind, and what is said of them."""
+        there = [(self._parameter(name), one) for name, one in self.block.names.items() if one.kind == kind]
+        each = [(value if isinstance(value, list | tuple) else [value], one) for value, one in there]
+        return [(str(name), one) for several, one in each for name in several if name]
+
+    @property
+    def gives(self) -> frozenset[str]:
+        """Inputs of other blocks that a run has by it."""
+        return frozenset(name for name, under in self.block.gives.items() if not under or self._parameter(under))
+
+    @property
     def requires(self) -> tuple[str, ...]:
         """What a run must have, under the parameters that are set."""
         return tuple(
             name
             for name, under in self.block.requires.items()
-            if all(self._parameter(parameter) == value for parameter, value in under.items())
+            if all(_is(self._parameter(parameter), value) for parameter, value in under.items())
         )
 
     @property
@@ -239,6 +293,10 @@ class Bound:
                 number = schedules[parameter]
                 found[parameter] = round(number) if is_whole(self.block.fn, parameter) else number
         return replace(self, parameters={**self.parameters, **found}) if found else self
+
+
+def _is(given: Any, wanted: Any) -> bool:
+    return bool(given) if wanted is True else given == wanted
 
 
 def parse(text: str, what: str = "") -> tuple[str, dict[str, Any]]:
@@ -307,6 +365,39 @@ def bind(text: str, table: Mapping[str, Block], what: str, scheduled: bool = Fal
     for parameter, inner in row.inner.items():
         bind(parameters.get(parameter, row.parameters[parameter].default), inner, f"{what}: {parameter} of {name}")
     return Bound(text, row, parameters)
+
+
+def refuse_names(where: str, bound: Bound, rewards: Mapping[str, float], networks: Collection[str] = ()) -> None:
+    """ValueError for a parameter of a block that names a reward or a network that the run has not, or a reward whose
+    weight cannot be (``Naming``). ``rewards``: their weights by name."""
+    for kind, known in (("reward", rewards), ("network", networks)):
+        for name, naming in bound.named(kind):
+            refuse_unknown(f"{where}: {bound.text}", kind, name, known)
+            if naming.weight is not None and naming.weight != bool(rewards[name]):
+                why = "puts it on the scale of the others" if naming.weight else "would count it twice"
+                raise ValueError(
+                    f"{where}: {bound.text}: got '{name}' of weight {rewards[name]:g}, which {why}; "
+                    f"give it {'another weight, e.g. weight=1' if naming.weight else 'weight=0'}"
+                )
+
+
+ADD = {"reward": "rewards, with weight=0 if it is not to be summed", "network": "algorithm.networks"}
+
+
+def refuse_unknown(where: str, kind: str, name: str, known: Collection[str]) -> None:
+    """ValueError for the name of a reward or a network that is not among those of the run."""
+    if name not in known:
+        raise ValueError(f"{where}: unknown {kind} '{name}'.{nearest(name, known)} Add it to {ADD[kind]}")
+
+
+def bind_several(texts: Sequence[str], table: Mapping[str, Block], what: str) -> tuple[Bound, ...]:
+    """``bind_scheduled`` of the blocks of a line; ValueError for two of which one stands alone (``Block.single``)."""
+    bounds = tuple(bind_scheduled(text, table, what) for text in texts)
+    for one in bounds:
+        alike = [other for other in bounds if one.block.single == "line" or other.block is one.block]
+        if one.block.single and len(alike) > 1:
+            raise ValueError(f"{what}: got {' and '.join(other.text for other in alike)}, expected one of them")
+    return bounds
 
 
 def bind_scheduled(text: str, table: Mapping[str, Block], what: str) -> Bound:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mmgrpo.config.conflicts import PROCESS, Declaration, at_most, excludes, reading, where
+from mmgrpo.config.conflicts import DECISIONS, PROCESS, STREAMS, Declaration, at_most, excludes, reading, where
 
 BEAM = where("sampling.search", "beam")
 OF_DIFFUSION = where(PROCESS, "diffusion")
@@ -34,6 +34,11 @@ SAMPLING: Mapping[str, tuple[Declaration, ...]] = {
             *(where("sampling.truncated", "mask"), where("rollout.engine", but="policy"), "rollout.max_staleness"),
             *("data.reference_in_group", "data.offline", *FURTHER_ROWS),
             why="what is cut off goes on in the next round",
+        ),
+        excludes(where(DECISIONS, but="tokens"), why="only texts are cut off"),
+        excludes(
+            where("algorithm.credit", lacking="cut"),
+            why="that takes what is cut off for finished, which window_gae does not",
         ),
     ),
     "sampling.temperature_by_entropy": (
@@ -90,6 +95,7 @@ SAMPLING: Mapping[str, tuple[Declaration, ...]] = {
     "sampling.completion_steps": (
         UNREAD,
         excludes(where("sampling.plan", "expand_prune"), why="no states of groups that are pruned are completed"),
+        excludes(STREAMS, why="states of several streams are not completed one by one"),
     ),
     "sampling.reward_drift": (
         excludes(

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from mmgrpo.config.conflicts import (
     DECISIONS,
     PROCESS,
+    STREAMS,
     WEIGHTS,
     Declaration,
     declared_in,
@@ -162,6 +163,12 @@ class Algorithm:
             where("data.offline", but=1.0),
             why="its regions are those of given images (data.offline=1)",
             having="regional",
+        ),
+        excludes(
+            where("algorithm.combine", but="weighted_sum"),
+            "algorithm.transform",
+            why="it trains on the gradient of the weighted sum of the rewards as they are",
+            having="gradient_reward",
         ),
     ] = "ppo(low=0.2, high=0.2)"
     """The loss per decision: ppo(low=..., high=...), gspo, cispo_cap, policy_gradient, ..."""
@@ -470,6 +477,7 @@ class Engine:
             why="an engine draws whole groups of the policy's own samples, each by itself",
             but="policy",
         ),
+        excludes(STREAMS, why="its log-probs do not tell streams apart", but="policy"),
     ] = "policy"
     """policy: the trained network itself; vllm: vLLM in this process; served: an engine run by 'mmgrpo serve-engine' in
     another process or on another machine; sampler: mmgrpo's own sampler on a second copy of the network. Weights are

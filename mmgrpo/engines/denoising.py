@@ -41,9 +41,13 @@ class Denoiser(Holder, Protocol):
 
 @runtime_checkable
 class Drawing(Protocol):
-    """A policy that draws trajectories with its own network."""
+    """A policy that draws trajectories with its own network, or has an engine draw them."""
 
     network: nn.Module
+
+    def draw_with(self, engine: TrajectoryDrawer) -> None:
+        """Let an engine draw."""
+        ...
 
     def trajectories(self, request: Request, version: int) -> list[Trajectories]:
         """Those of each plan of a request, which state the ``version`` of the weights."""

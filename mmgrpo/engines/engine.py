@@ -97,6 +97,14 @@ class Drawn:
 
 
 @runtime_checkable
+class Served(Protocol):
+    """A policy whose rollouts an engine may draw."""
+
+    engine: Any
+    """What draws them, with a method ``close``; None: its own network."""
+
+
+@runtime_checkable
 class Holder(Protocol):
     """What draws with weights of its own."""
 

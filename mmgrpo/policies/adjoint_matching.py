@@ -28,7 +28,7 @@ from mmgrpo.diffusion.kernels import like, noise_table, over_latent
 from mmgrpo.diffusion.ode import DenoisingModel
 from mmgrpo.diffusion.schedules import Sizes
 from mmgrpo.policies.flow_matching import Draws
-from mmgrpo.policies.reward_gradients import Adjoint, GradientPolicy, parts
+from mmgrpo.policies.reward_gradients import Adjoint, GradientPolicy, gradient_of, parts
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.finite import refuse_nonfinite
@@ -88,11 +88,7 @@ class AdjointMatchingPolicy(GradientPolicy):
 
     def rollout(self, request: Request) -> Rollout:
         """``group_size`` samples per prompt, and the targets of their steps."""
-        if request.gradient is None:
-            raise ValueError(
-                "sampling.policy: got gradients without a differentiable reward; set algorithm.objective to "
-                "reward_gradient, e.g. by the preset adjoint_matching"
-            )
+        gradient_of(request)
         size, steps = request.group_size, self.grid.steps
         prompt = torch.arange(len(request.prompts)).repeat_interleave(size)
         prompts = [request.prompts[index] for index in prompt.tolist()]
@@ -154,8 +150,7 @@ class AdjointMatchingPolicy(GradientPolicy):
         with torch.enable_grad():
             end = own[-1].detach().requires_grad_()
             pixels = self.model.decoded(end, some).float().clamp(0, 1)
-            assert request.gradient is not None
-            (slope,) = torch.autograd.grad(request.gradient(chosen, pixels).sum(), end)
+            (slope,) = torch.autograd.grad(gradient_of(request)(chosen, pixels).sum(), end)
         with self.model.reference() as reference:
             means, adjoints = lean_adjoints(
                 own[:-1],

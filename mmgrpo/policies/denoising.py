@@ -28,8 +28,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.advantages.select import most_varied
-from mmgrpo.config.conflicts import PROCESS
+from mmgrpo.config.conflicts import PROCESS, STREAMS, refuse_values
 from mmgrpo.config.registry import networks_of
+from mmgrpo.config.settings import DECLARED
 from mmgrpo.diffusion.completions import OUTPUT, Stage, completed, completion_evaluations, points_to_end
 from mmgrpo.diffusion.kernels import (
     History,
@@ -214,11 +215,6 @@ class DenoisingPolicy:
         self.views = stream_views(model)
         if len(self.views) > 1:
             self.fields = self.fields | {"stream"}
-            if completion_steps:
-                raise ValueError(
-                    f"sampling.completion_steps: got {completion_steps} for a model of several streams, whose states "
-                    "are not completed one by one; set 0"
-                )
         self.planner = planner(plan, lambda step, span: step_entropy(self.kernel, self.grid, step, span))
         self.plan_per = plan_per
         self.solver = Solver(model, forward_batch_size, self.device)
@@ -235,14 +231,17 @@ class DenoisingPolicy:
         self.completion_steps = completion_steps
         if completion_steps:
             self.fields = self.fields | {"step_rewards", "step_values"}
+        refuse_values(self.used, DECLARED)
 
     @property
     def used(self) -> dict[str, Any]:
         """The settings for which it stands, as far as others exclude them."""
         return {
             PROCESS: self.grid.process,
+            STREAMS: "several" if len(self.views) > 1 else "",
             "sampling.policy": "transitions",
             "sampling.completion_steps": self.completion_steps,
+            "sampling.rollout_guidance": "another" if self.drawing is not self.solver else 0.0,
             "rollout.engine": type(self.engine).__name__ if self.engine else "policy",
         }
 
@@ -333,17 +332,8 @@ class DenoisingPolicy:
     def draw_with(self, engine: TrajectoryDrawer) -> None:
         """Let an engine draw the trajectories of rollouts; evaluations stay the network's own. Old log-probs are those
         of the network, and the engine's are the field ``sampler_log_probs``."""
-        if self.drawing is not self.solver:
-            raise ValueError(
-                "sampling.rollout_guidance: got another scale than the model's with a rollout.engine, whose log-probs "
-                "would be of another distribution; leave out one of them"
-            )
-        if len(self.views) > 1:
-            raise ValueError(
-                "rollout.engine: got one for a model of several streams, whose log-probs it does not tell apart; set "
-                "rollout.engine=policy"
-            )
         self.engine, self.fields = engine, self.fields | {"sampler_log_probs"}
+        refuse_values(self.used, DECLARED)
 
     def _part(self, request: Request, conditioning: Any, places: Sequence[int]) -> tuple[Request, Any, Tensor]:
         """The request and the conditioning of some of its prompts, and their places (on the host)."""

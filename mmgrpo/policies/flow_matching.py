@@ -30,8 +30,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmgrpo.config.conflicts import PROCESS, refuse_values
 from mmgrpo.config.ranges import ANY_NUMBER, POSITIVE_FRACTION
 from mmgrpo.config.registry import bind, block, networks_of, table_of
+from mmgrpo.config.settings import DECLARED
 from mmgrpo.diffusion.kernels import no_history, over_latent
 from mmgrpo.diffusion.noising import clean_scale, noised, target
 from mmgrpo.diffusion.ode import DenoisingModel, GivenOutputs, Solver, given_records
@@ -256,25 +258,11 @@ class FlowMatchingPolicy:
         if exploration:
             self.explore_grid = (views.drawing or model).grid(exploration.steps).to(self.device)
             self.fields = self.fields | {"explored_reward"}
-            if self.multistep:
-                raise ValueError(
-                    f"sampling.solver: got {solver} with sampling.explore_steps={exploration.steps}, expected euler, "
-                    "by which exploration draws; leave out one of them"
-                )
-        if self.grid.process != "flow" and self.multistep:
-            raise ValueError(
-                f"sampling.solver: got {solver} with a network of a {self.grid.process} process, expected euler, whose "
-                "steps are those of DDIM there"
-            )
         self.queries = model.grid(QUERIES).to(self.device) if boundaries else None
         if boundaries:
             estimates = {f"{REFERENCE_NETWORK}.{name}" for name in ESTIMATES_OF_A_NETWORK}
             self.provides, self.fields = self.provides | ESTIMATES | estimates, self.fields | {"boundary_weight"}
-            if self.grid.process != "flow" or exploration or self.multistep:
-                raise ValueError(
-                    "sampling.boundaries: got true, expected false with a network of a diffusion process, with "
-                    "sampling.explore_steps and with sampling.solver=dpmpp_2m: states are those of Euler steps"
-                )
+        refuse_values(self.used, DECLARED)
         self.levels = round(matching.noisy_fraction * steps)
         if not 1 <= self.draws <= self.levels:
             raise ValueError(f"sampling.draws must lie between 1 and sampling.steps={steps}, got {self.draws}")
@@ -338,7 +326,9 @@ class FlowMatchingPolicy:
     def used(self) -> dict[str, Any]:
         """The settings for which it stands, as far as others exclude them."""
         return {
+            PROCESS: self.grid.process,
             "sampling.policy": "matching",
+            "sampling.solver": "dpmpp_2m" if self.multistep else "euler",
             "sampling.explore_steps": self.exploration.steps if self.exploration else 0,
             "sampling.boundaries": self.queries is not None,
             "rollout.engine": type(self.engine).__name__ if self.engine else "policy",
@@ -347,13 +337,8 @@ class FlowMatchingPolicy:
     def draw_with(self, engine: TrajectoryDrawer) -> None:
         """Let an engine draw the samples of rollouts, of which the loss has no likelihood: latents are all that it
         sends, and how many rounds before the weights were those that drew is the field ``age`` of each row."""
-        if self.exploration or self.queries is not None:
-            name = "explore_steps" if self.exploration else "boundaries"
-            raise ValueError(
-                f"sampling.{name}: got one with a rollout.engine, which draws whole samples and nothing else; leave "
-                "out one of them"
-            )
         self.engine, self.fields = engine, self.fields | {"age"}
+        refuse_values(self.used, DECLARED)
 
     def begin(self, request: Request) -> None:
         """Let the engine begin to draw the samples that ``rollout`` will be asked for."""

@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmgrpo.config.ranges import ANY_TEXT, COUNT_OR_ZERO, POSITIVE
-from mmgrpo.config.registry import bind, block, table_of
+from mmgrpo.config.ranges import COUNT_OR_ZERO, POSITIVE
+from mmgrpo.config.registry import Reward, bind, block, table_of
 from mmgrpo.diffusion.kernels import Latent, Step, clean_estimate
 from mmgrpo.diffusion.ode import DenoisingModel
 from mmgrpo.diffusion.schedules import Grid
@@ -65,7 +65,7 @@ class RewardDrift:
 @block(DRIFTS)
 def gradient(
     *,
-    reward: Annotated[str, ANY_TEXT],
+    reward: Reward,
     beta: Annotated[float, POSITIVE] = 3.125,
     first: Annotated[int, COUNT_OR_ZERO] = 0,
 ) -> RewardDrift:

@@ -467,6 +467,16 @@ class Decoding(Protocol):
         ...
 
 
+def gradient_of(request: Request) -> Callable[[Sequence[Prompt], Float[Tensor, "N 3 H W"]], Float[Tensor, "N"]]:
+    """The differentiable reward of a request; ValueError for one without."""
+    if request.gradient is None:
+        raise ValueError(
+            "sampling.policy: got gradients without a differentiable reward; set algorithm.objective to "
+            "reward_gradient, e.g. by the presets draft and adjoint_matching"
+        )
+    return request.gradient
+
+
 def refuse_undecodable(model: DenoisingModel, setting: str = "sampling.policy: got gradients") -> None:
     """ValueError for a model without pixels of images that have a gradient."""
     if not isinstance(model, Decoding) or model.kind != "image":
@@ -567,11 +577,7 @@ class RewardGradientPolicy(GradientPolicy):
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
         """``group_size`` samples per prompt, and the state of each at which its gradient begins."""
-        if request.gradient is None:
-            raise ValueError(
-                "sampling.policy: got gradients without a differentiable reward; set algorithm.objective to "
-                "reward_gradient, e.g. by the preset draft"
-            )
+        gradient_of(request)
         size = request.group_size
         prompt = torch.arange(len(request.prompts)).repeat_interleave(size)
         conditioning = self.model.encode(request.prompts).take(prompt)

@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT, one_of
-from mmgrpo.config.registry import bind, block, table_of
+from mmgrpo.config.ranges import ANY_NUMBER, COUNT, one_of
+from mmgrpo.config.registry import Network, Reward, bind, block, table_of
 from mmgrpo.policies.generation import Drawing
 from mmgrpo.policies.records import GAPS, segments
 from mmgrpo.policies.token_model import Query, Sequences
@@ -64,7 +64,7 @@ class States:
 
 @block(STATES)
 def judged(
-    by: Annotated[str, ANY_TEXT] = "",
+    by: Reward = "",
     most: Annotated[int, COUNT] = 20,
     cut: Annotated[str, one_of(*GAPS)] = "paragraph",
 ) -> States:
@@ -76,10 +76,10 @@ def judged(
 @block(STATES)
 def completed(
     count: Annotated[int, COUNT] = 9,
-    by: Annotated[str, ANY_TEXT] = "",
+    by: Reward = "",
     most: Annotated[int, COUNT] = 20,
     eta: Annotated[float, ANY_NUMBER] = 0.0,
-    network: Annotated[str, ANY_TEXT] = "",
+    network: Network = "",
     cut: Annotated[str, one_of(*GAPS)] = "paragraph",
 ) -> States:
     """The mean reward of ``count`` completions drawn from the text so far (VinePPO, arXiv:2410.01679: 9 of at most 20

@@ -180,15 +180,7 @@ class Tree(Completion):
     def draw(self, policy: TokenPasses, request: Request, queries: Sequence[Query], drawing: Drawing) -> Walked:
         """The leaves, of which each token is recorded once."""
         tree = self.shape
-        if (
-            request.group_size != tree.leaves
-            or any(query.forced for query in queries)
-            or "certainty" in request.records
-        ):
-            raise ValueError(
-                f"sampling.tree: got groups of {request.group_size} samples, forced beginnings or a record of the "
-                f"certainty, expected {tree.leaves} samples of the policy alone; leave out one of them"
-            )
+        self.check_sizes(request.group_size, drawing.max_tokens)
 
         def continued(some: Sequence[Query], limit: int) -> Generated:
             return policy.generate(some, replace(drawing, max_tokens=limit))[1]

@@ -22,7 +22,7 @@ from typing import Annotated
 import torch
 
 from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT, COUNT_OR_ZERO, FRACTION, POSITIVE, one_of
-from mmgrpo.config.registry import block, table_of
+from mmgrpo.config.registry import Network, block, table_of
 from mmgrpo.data.pairs import lacking
 from mmgrpo.prompts.hints import solution_of, with_hint
 from mmgrpo.types import Prompt
@@ -54,6 +54,10 @@ class Addition:
     tokens: int = 0
     column: str = "answer"
     network: str = ""
+    grouping: bool = False
+    """They make a group of a single sample."""
+    given: bool = False
+    """They are answers of the data set."""
 
     @property
     def active(self) -> bool:
@@ -86,7 +90,7 @@ def answers(
     TempSamp-R1 (arXiv:2509.18056): shape anchor, or scale .8; PVPO (arXiv:2508.21104): when failed. Of images it is
     with shape anchor the winner of SePPO (arXiv:2410.05255).
     """
-    return Addition("answers", count, old, when, above, counted, replaces, scale)
+    return Addition("answers", count, old, when, above, counted, replaces, scale, given=True)
 
 
 CRITIQUE = (
@@ -105,7 +109,7 @@ def refined(
     counted: bool = True,
     replaces: bool = True,
     text: Annotated[str, ANY_TEXT] = CRITIQUE,
-    network: Annotated[str, ANY_TEXT] = "",
+    network: Network = "",
 ) -> Addition:
     """Samples of a group (all, the best, those of reward at most ``above``) are sampled again with ``text`` in the
     prompt, and the ``count`` of the highest rewards join the group, the first of equals.
@@ -124,7 +128,7 @@ def refined(
 @block(ADDITIONS)
 def drawn(
     count: Annotated[int, COUNT] = 1,
-    network: Annotated[str, ANY_TEXT] = "reference",
+    network: Network = "reference",
     counted: bool = False,
 ) -> Addition:
     """``count`` samples of another network, the reference or one of ``algorithm.networks``, join every group: those
@@ -187,7 +191,7 @@ def exits(
     S-GRPO (arXiv:2505.07686): data.group_size 1, and transform ``serial``, which values the earliest right exits most.
     Its number of exits and the words of its ``text`` were not found.
     """
-    return Addition("exits", counted=True, text=text, answer=marker, tokens=tokens, count=count)
+    return Addition("exits", counted=True, text=text, answer=marker, tokens=tokens, count=count, grouping=True)
 
 
 def named(text: str, prompt: Prompt) -> set[str]:

@@ -18,7 +18,7 @@ from typing import Annotated
 import torch
 
 from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT, COUNT_OR_ZERO, FRACTION, one_of
-from mmgrpo.config.registry import Bound, block, table_of
+from mmgrpo.config.registry import Network, Reward, Rule, block, table_of
 from mmgrpo.data.messages import appended
 from mmgrpo.prompts.added import written
 from mmgrpo.randomness import stream
@@ -126,13 +126,13 @@ class Judging:
         return not judge, judge
 
 
-@block(JUDGINGS)
+@block(JUDGINGS, method="judging")
 def verdicts(
     pairs: Annotated[float, FRACTION] = 0.7,
     most: Annotated[int, COUNT_OR_ZERO] = 32,
     reflections: Annotated[int, COUNT_OR_ZERO] = 32,
     balanced: bool = False,
-    by: str = "",
+    by: Reward = "",
     above: Annotated[float, ANY_NUMBER] = 0.0,
     samples: Annotated[int, COUNT_OR_ZERO] = 0,
     turns: Annotated[int, COUNT_OR_ZERO] = 0,
@@ -165,25 +165,25 @@ def verdicts(
     )  # fmt: skip
 
 
-@block(JUDGINGS)
+@block(JUDGINGS, method="judging")
 def own(
     *,
-    reward: str,
+    reward: Reward,
     task: str = "open",
     together: bool = True,
     votes: Annotated[int, COUNT] = 1,
-    network: str = "",
+    network: Network = "",
     low: Annotated[float, ANY_NUMBER] = 0.0,
     high: Annotated[float, ANY_NUMBER] = 10.0,
     words: Sequence[str] = ("yes", "no"),
     text: Annotated[str, ANY_TEXT] = "",
     tokens: Annotated[int, COUNT_OR_ZERO] = 0,
     shown: Annotated[str, SHOWN] = "whole",
-    verifier: str = "",
+    verifier: Reward = "",
     rubric: Annotated[str, ANY_TEXT] = "",
     every: Annotated[int, COUNT_OR_ZERO] = 10,
     read: Annotated[int, COUNT] = 20,
-    meta: str = "reference",
+    meta: Network = "reference",
     rubric_tokens: Annotated[int, COUNT] = 512,
 ) -> Judging:
     """Samples of prompts of the ``task`` have as ``reward``, the name of one of the run (``own_judgement``), what the
@@ -217,11 +217,11 @@ def own(
     )  # fmt: skip
 
 
-@block(JUDGINGS)
+@block(JUDGINGS, method="self_play")
 def self_play(
     *,
-    reward: str,
-    rule: str,
+    reward: Reward,
+    rule: Rule,
     task: str = "exact",
     samples: Annotated[int, COUNT_OR_ZERO] = 0,
     documents: Annotated[int, COUNT] = 5,
@@ -249,11 +249,6 @@ def self_play(
     """
     given = _two(words, "self_play: words")
     return SelfPlay(reward, rule, task, samples, documents, memory, given, ask, answer, verify, tokens)
-
-
-def is_self_play(rule: Bound) -> bool:
-    """Whether a line of ``algorithm.judging`` is that of a policy that asks itself."""
-    return rule.block.fn is self_play
 
 
 def _two(words: Sequence[str], where: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ requirement is not among that would compute with numbers that mean something els
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,11 @@ from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.conflicts import refuse_values
 from mmgrpo.config.names import nearest
 from mmgrpo.config.needs import moot, refuse
-from mmgrpo.config.registry import Bound
+from mmgrpo.config.registry import TABLES, Block, Bound
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import DECLARED, DEFAULTS, Algorithm
-from mmgrpo.runtime.networks import is_action_value, is_critic, is_turn_critic, name_of
-from mmgrpo.update import LossRecipe
+from mmgrpo.runtime.networks import NETWORKS, name_of
+from mmgrpo.update import LossRecipe, all_scores
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,19 @@ class Requirement:
     of_policy: bool = True
     """Whether the policy decides on it, so that it is unknown of one that does not say what it has."""
 
+
+def example_of(name: str, block: Block, under: str) -> str:
+    """A block as a recipe may write it, with its parameter ``under`` in use."""
+    given = [key for key, one in block.parameters.items() if one.default is one.empty or key == under]
+    return f"{name}({', '.join(f'{key}=...' for key in given)})"
+
+
+OF_NETWORKS: Mapping[str, Requirement] = {
+    name: Requirement(f"{name} of a network", f"algorithm.networks, e.g. {example_of(text, block, under)}", False)
+    for text, block in NETWORKS.items()
+    for name, under in block.gives.items()
+}
+"""Inputs of blocks that networks give (``Block.gives``), each required by its own name."""
 
 REQUIREMENTS: Mapping[str, Requirement] = {
     "tree": Requirement(
@@ -75,32 +88,26 @@ REQUIREMENTS: Mapping[str, Requirement] = {
     "teacher": Requirement(
         "a network of the name 'teacher'", "algorithm.networks, e.g. frozen(path=...)", of_policy=False
     ),
-    "critic": Requirement("a value network", "algorithm.networks, e.g. critic(lr=1e-5)", of_policy=False),
-    "action_value": Requirement(
-        "a value of actions", "algorithm.networks, e.g. action_value(lr=1e-5)", of_policy=False
-    ),
-    "turn_critic": Requirement("a critic of turns", "algorithm.networks, e.g. turn_critic(lr=1e-4)", of_policy=False),
     "conditionals": Requirement(
         "probabilities of single tokens given all others", "sampling.likelihood=conditional of masked image tokens"
     ),
     "hidden_states": Requirement("hidden states before its decisions", "model.family to one of token models"),
+    "cut": Requirement("completions that go on in a later round", "sampling.total_tokens of texts"),
+    **OF_NETWORKS,
 }
 """What blocks may require, by name."""
 
 OF_INPUTS: Mapping[str, str] = {
     "evaluation_means": "evaluations",
-    "turn_advantage": "turn_critic",
-    "action_value": "action_value",
     "turn": "turns",
+    "cut": "cut",
     "step_rewards": "steps",
     "step_values": "steps",
     "step_ends": "steps",
-    "value": "critic",
-    "group_share": "critic",
-    "greedy_margin": "critic",
     "teacher.log_probs": "teacher",
     "teacher.shift": "teacher",
     "conditional_entropy": "conditionals",
+    **{name: name for name in OF_NETWORKS},
 }
 """Inputs of blocks to what provides them; what says most stands first."""
 
@@ -108,9 +115,10 @@ OF_INPUTS: Mapping[str, str] = {
 NO_SCHEDULES: Mapping[str, Schedule] = {}
 
 
-def lines_of(recipe: AdvantageRecipe, loss: LossRecipe) -> dict[str, tuple[Bound, ...]]:
-    """The lines of an algorithm and their blocks."""
-    return {
+def lines_of(recipe: AdvantageRecipe, loss: LossRecipe, samplers: Sequence[Bound] = ()) -> dict[str, tuple[Bound, ...]]:
+    """The lines of an algorithm and their blocks, with those of ``algorithm.sampler`` where they are given."""
+    drawing = {"sampler": tuple(samplers)} if samplers else {}
+    return drawing | {
         "transform": recipe.transform,
         "weighting": recipe.weighting,
         "combine": (recipe.combine,),
@@ -134,9 +142,11 @@ def lines_of(recipe: AdvantageRecipe, loss: LossRecipe) -> dict[str, tuple[Bound
     }
 
 
-def required(recipe: AdvantageRecipe, loss: LossRecipe) -> Iterator[tuple[str, str, str]]:
+def required(
+    recipe: AdvantageRecipe, loss: LossRecipe, samplers: Sequence[Bound] = ()
+) -> Iterator[tuple[str, str, str]]:
     """What the blocks of an algorithm require: its line, the block as it is written, and the name."""
-    for line, bounds in lines_of(recipe, loss).items():
+    for line, bounds in lines_of(recipe, loss, samplers).items():
         for bound in bounds:
             inputs = [one for name, one in OF_INPUTS.items() if name in bound.needs]
             yield from ((line, bound.text, name) for name in dict.fromkeys([*bound.requires, *inputs]))
@@ -173,17 +183,17 @@ def of_algorithm(loss: LossRecipe) -> frozenset[str]:
         "replay": bool(loss.replay({}).count),
         "answers": added.active and added.old == "one",
         "teacher": any(name_of(rule) == "teacher" for rule in loss.networks),
-        "critic": any(map(is_critic, loss.networks)),
-        "action_value": any(map(is_action_value, loss.networks)),
-        "turn_critic": any(map(is_turn_critic, loss.networks)),
     }
-    return frozenset(name for name, there in given.items() if there)
+    networks = frozenset[str]().union(*(rule.gives for rule in loss.networks))
+    return networks | {name for name, there in given.items() if there}
 
 
-def refuse_unmet(recipe: AdvantageRecipe, loss: LossRecipe, has: Set[str], stated: bool = True) -> None:
+def refuse_unmet(
+    recipe: AdvantageRecipe, loss: LossRecipe, has: Set[str], stated: bool = True, samplers: Sequence[Bound] = ()
+) -> None:
     """ValueError for a block that requires what is not among ``has``; ``stated``: whether that tells all that the
     policy has, without which only the other requirements are checked."""
-    for line, text, name in required(recipe, loss):
+    for line, text, name in required(recipe, loss, samplers):
         if name not in REQUIREMENTS:
             raise ValueError(f"algorithm.{line}: '{text}' requires '{name}'.{nearest(name, REQUIREMENTS)}")
         one = REQUIREMENTS[name]
@@ -192,3 +202,27 @@ def refuse_unmet(recipe: AdvantageRecipe, loss: LossRecipe, has: Set[str], state
                 f"algorithm.{line}: got '{text}', which needs {one.what}, and this run has none; set {one.how}, or "
                 f"choose another {line}"
             )
+
+
+def refuse_unread(recipe: AdvantageRecipe, loss: LossRecipe, samplers: Sequence[Bound] = ()) -> None:
+    """ValueError for a network, or a parameter of it, of whose numbers nothing reads any."""
+    blocks = [one for several in lines_of(recipe, loss, samplers).values() for one in several]
+    read = recipe.fields.union(*(one.needs for one in blocks))
+    asked = {score.partition(".")[0] for score in all_scores(loss) if "." in score}
+    for rule in loss.networks:
+        own, name = rule.block.gives, name_of(rule)
+        if not (rule.block.method or rule.parameters.get("samples") or name in asked):
+            raise ValueError(
+                f"algorithm.networks: got '{name}', of which the objective '{loss.objective.text}' and the terms "
+                f"{[term.text for term in loss.terms]} ask nothing, and which draws no samples; leave it out, or "
+                f"choose an objective or a term that asks for {name}...."
+            )
+        for under in dict.fromkeys(own[one] for one in rule.gives):
+            given = {one for one in own if under in ("", own[one])}
+            if not read & given:
+                tables = [table for several in TABLES.values() for table in several]
+                readers = sorted(name for table in tables for name, one in table.items() if given & {*one.needs})
+                raise ValueError(
+                    f"algorithm.networks: got '{rule.text}', and no block reads {' or '.join(sorted(given))}; leave "
+                    f"{under or 'it'} out, or choose one that does: {', '.join(readers)}"
+                )

@@ -8,10 +8,10 @@ from typing import Any
 from mmgrpo.advantages.baseline import reference_rewards, reference_values
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.conflicts import DECISIONS
-from mmgrpo.config.names import nearest
-from mmgrpo.config.registry import Bound, parse
-from mmgrpo.requirements.blocks import refuse_beside
-from mmgrpo.requirements.policies import parts_of, refuse_alone, refuse_mismatch, refuse_records, refuse_tasks
+from mmgrpo.config.registry import Bound, parse, refuse_names, refuse_unknown
+from mmgrpo.requirements.blocks import lines_of, refuse_beside
+from mmgrpo.requirements.policies import parts_of, refuse_alone, refuse_mismatch, refuse_tasks
+from mmgrpo.runtime.networks import REFERENCE_NETWORK, name_of
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.remarks import marking
 from mmgrpo.types import ByHand, Policy, Prompt
@@ -21,12 +21,19 @@ from mmgrpo.update import LossRecipe
 def refuse_start(
     size: int, recipe: AdvantageRecipe, loss: LossRecipe, scorers: Sequence[Scorer], offline: float
 ) -> None:
-    """Raise ValueError for groups and rewards that cannot train, whatever the prompts and the policy; ``offline``: the
-    fraction of a run on given answers, which needs no reward."""
-    if size < 2:
-        refuse_alone(size, recipe, loss)
+    """Raise ValueError for groups and rewards that cannot train, and for names of rewards and networks that the run has
+    not, whatever the prompts and the policy; ``offline``: the fraction of a run on given answers, which needs no
+    reward."""
+    refuse_alone(size, recipe, loss)
     if offline < 1:
         refuse_unweighted(scorers)
+    weights, networks = {one.name: one.weight for one in scorers}, {REFERENCE_NETWORK, *map(name_of, loss.networks)}
+    parts = {f"parts: {part.name}": part for part in recipe.parts}
+    lines = lines_of(recipe, loss) | {name: part.recipe.bounds for name, part in parts.items()}
+    for line, bound in [(line, one) for line, several in lines.items() for one in several]:
+        refuse_names(f"algorithm.{line}", bound, weights, networks)
+    for line, name in [(line, name) for line, part in parts.items() for name in part.weights]:
+        refuse_unknown(f"algorithm.{line}", "reward", name, weights)
 
 
 def refuse_unweighted(scorers: Sequence[Scorer]) -> None:
@@ -59,43 +66,14 @@ def refuse_ranges(recipe: AdvantageRecipe, trackers: Sequence[Bound], scorers: S
             )
 
 
-def refuse_rewards(
-    recipe: AdvantageRecipe,
-    scorers: Sequence[Scorer],
-    prompts: Sequence[Prompt],
-    evaluates: bool,
-    rules: Sequence[Bound] = (),
-) -> None:
-    """Raise ValueError if blocks name rewards that the run has not, need reference values that the prompts lack, or
-    weigh rewards by what is not observed. ``evaluates``: held-out prompts are evaluated during the run."""
-    weights = {scorer.name: scorer.weight for scorer in scorers}
-    for name in sorted(recipe.named_rewards - weights.keys()):
-        raise ValueError(
-            f"algorithm: a block names the reward '{name}', which this run has not.{nearest(name, weights)} "
-            "Add it to rewards, with weight=0 if it is not to be summed"
-        )
+def refuse_rewards(recipe: AdvantageRecipe, scorers: Sequence[Scorer], prompts: Sequence[Prompt]) -> None:
+    """Raise ValueError for a credit that reads what no judge says, and for prompts without values to compare with."""
     if recipe.marking:
         marking(scorers, recipe.marking)
-    blocks = (("combine", recipe.combine), ("kl_weight", recipe.kl_weight))
-    for line, block, name in [(line, b, name) for line, b in blocks for name in b.parameters.get("members", ())]:
-        if not weights[name]:
-            raise ValueError(
-                f"algorithm.{line}: {block.text}: got the member '{name}' of weight 0, expected another "
-                "weight; it puts the member on the scale of the others, e.g. weight=1"
-            )
-    for rule in rules:
-        if rule.parameters.get("stall") and not evaluates:
-            raise ValueError(
-                f"algorithm.networks: {rule.text} follows the evaluations during the run, of which there are none; set "
-                "eval.every and data.heldout"
-            )
-        if (by := rule.parameters.get("by", "")) and by not in weights:
-            raise ValueError(f"algorithm.networks: {rule.text}: unknown reward '{by}'.{nearest(by, weights)}")
-    if len(recipe.weighting) > 1 and any("evaluation_means" in rule.block.needs for rule in recipe.weighting):
-        raise ValueError("algorithm.weighting: got hypervolume with other rules, expected it alone; choose one")
     if "reference_value" in recipe.fields:
         reference_values(prompts)
     if "reference_rewards" in recipe.fields:
+        weights = {scorer.name: scorer.weight for scorer in scorers}
         reference_rewards(prompts, list(weights), recipe.referenced({name for name, w in weights.items() if w}))
 
 
@@ -113,8 +91,7 @@ def refuse_unsuited(
     run = {"evaluations": evaluates, "positive_weights": all(one.weight >= 0 for one in scorers)}
     of_policy = policy.used if isinstance(policy, ByHand) else {}
     for traits, of_part, own in parts_of(policy, recipe, loss):
-        refuse_mismatch(traits, of_part, own, run)
-        refuse_records(traits, of_part, own, scorers)
+        refuse_mismatch(traits, of_part, own, run, scorers)
         refuse_beside(of_part, own, {DECISIONS: traits.kind, **of_policy, **used})
     refuse_tasks(loss, prompts)
-    refuse_rewards(recipe, scorers, prompts, evaluates, loss.networks)
+    refuse_rewards(recipe, scorers, prompts)

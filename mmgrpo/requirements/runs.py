@@ -8,12 +8,11 @@ import torch
 
 from mmgrpo.config.settings import Optim
 from mmgrpo.prompts.trackers import LEDGER_FIELDS
-from mmgrpo.requirements.policies import refuse_alone
-from mmgrpo.requirements.rewards import refuse_unsuited, refuse_unweighted
+from mmgrpo.requirements.blocks import OF_NETWORKS, REQUIREMENTS, of_algorithm, refuse_unmet, refuse_unread
+from mmgrpo.requirements.rewards import refuse_start, refuse_unsuited
 from mmgrpo.rollout import RoundSettings
 from mmgrpo.rounds.callback import Run
 from mmgrpo.runtime.distributed import RankSlice
-from mmgrpo.runtime.networks import is_prompt_value
 
 
 def refuse_untrainable(trained: Mapping[str, torch.nn.Parameter], optim: Optim) -> None:
@@ -28,27 +27,10 @@ def refuse_unfit(run: Run, rounds: RoundSettings, evaluates: bool) -> None:
     rounds."""
     if run.steps < 1:
         raise ValueError(f"got steps {run.steps}, expected at least 1")
-    if rounds.group_size < 2:
-        refuse_alone(rounds.group_size, run.recipe, run.loss)
-    rounds.samplers.refuse((run.recipe.fields | run.loss.fields) & LEDGER_FIELDS, "algorithm")
-    refuse_unpredicted(run, rounds)
+    recipe, loss, blocks = run.recipe, run.loss, rounds.samplers.blocks
+    refuse_start(rounds.group_size, recipe, loss, run.scorers, float(run.callbacks.given(run.steps - 1) is not None))
+    rounds.samplers.refuse((recipe.fields | loss.fields) & LEDGER_FIELDS, "algorithm")
+    refuse_unmet(recipe, loss, (REQUIREMENTS.keys() - OF_NETWORKS.keys()) | of_algorithm(loss), samplers=blocks)
+    refuse_unread(recipe, loss, blocks)
     RankSlice.of(rounds.prompts, run.accelerator, "the number of prompts per round")
-    refuse_unsuited(run.policy, run.recipe, run.loss, run.scorers, run.prompts, evaluates, run.callbacks.used)
-    if run.callbacks.given(run.steps - 1) is None:
-        refuse_unweighted(run.scorers)
-
-
-def refuse_unpredicted(run: Run, rounds: RoundSettings) -> None:
-    """ValueError for a sampler that reads the values of prompts where nothing predicts them, and for the reverse."""
-    networks, choice = [rule.text for rule in run.loss.networks if is_prompt_value(rule)], rounds.samplers.choice
-    reads = choice is not None and "predicted_reward" in choice.needs
-    if choice is not None and reads and not networks:
-        raise ValueError(
-            f"algorithm.sampler: got '{choice.text}', which reads the values of prompts, and no network predicts them; "
-            "add prompt_value(lr=1e-5) to algorithm.networks"
-        )
-    if networks and not reads:
-        raise ValueError(
-            f"algorithm.networks: got '{networks[0]}', and no sampler reads its values; add nearest_predicted to "
-            "algorithm.sampler, or leave it out"
-        )
+    refuse_unsuited(run.policy, recipe, loss, run.scorers, run.prompts, evaluates, run.callbacks.used)

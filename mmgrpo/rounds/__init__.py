@@ -11,39 +11,35 @@ from mmgrpo.config.registry import parse
 from mmgrpo.config.schedules import Schedule, named
 from mmgrpo.config.settings import Optim
 from mmgrpo.prompts.drawing import Sampling
-from mmgrpo.prompts.judging import is_self_play
 from mmgrpo.rounds.callback import Callback, Choices
-from mmgrpo.runtime.networks import (
-    is_action_value,
-    is_critic,
-    is_discriminator,
-    is_guide,
-    is_prompt_value,
-    is_reward_model,
-    is_turn_critic,
-)
 from mmgrpo.scoring import Scorer
 from mmgrpo.update import LossRecipe
+
+
+def asked_by_rules(module: str) -> Callable[[Choices], Any]:
+    """Whether a block of ``algorithm.networks`` or ``algorithm.judging`` says that this module does what it asks."""
+    return lambda choices: choices.rules(module)
+
 
 METHODS: Mapping[str, Callable[[Choices], Any]] = {
     "decoding": lambda choices: choices.images,
     "offline": lambda choices: choices.offline,
     "hints": lambda choices: choices.loss.hint.text != "none",
     "added": lambda choices: choices.loss.added.text != "none",
-    "judging": lambda choices: any(not is_self_play(rule) for rule in choices.loss.judging),
-    "self_play": lambda choices: any(map(is_self_play, choices.loss.judging)),
-    "reward_network": lambda choices: any(map(is_reward_model, choices.loss.networks)),
-    "discriminator": lambda choices: any(map(is_discriminator, choices.loss.networks)),
+    "judging": asked_by_rules("judging"),
+    "self_play": asked_by_rules("self_play"),
+    "reward_network": asked_by_rules("reward_network"),
+    "discriminator": asked_by_rules("discriminator"),
     "replay": lambda choices: choices.loss.replay.text != "none",
     "supervised": lambda choices: choices.loss.supervised.text != "none",
     "reward_weights": lambda choices: choices.weighting,
     "networks": lambda choices: choices.loss.networks,
     "ahead": lambda choices: choices.staleness,
-    "critic": lambda choices: any(map(is_critic, choices.loss.networks)),
-    "global_value": lambda choices: any(map(is_action_value, choices.loss.networks)),
-    "turn_critic": lambda choices: any(map(is_turn_critic, choices.loss.networks)),
-    "guidance": lambda choices: any(map(is_guide, choices.loss.networks)),
-    "prompt_value": lambda choices: any(map(is_prompt_value, choices.loss.networks)),
+    "critic": asked_by_rules("critic"),
+    "global_value": asked_by_rules("global_value"),
+    "turn_critic": asked_by_rules("turn_critic"),
+    "guidance": asked_by_rules("guidance"),
+    "prompt_value": asked_by_rules("prompt_value"),
     "reward_gradients": lambda choices: "gradient_reward" in choices.loss.scores or choices.reward_drift,
     "windows": lambda choices: choices.total_tokens,
     "entropy_temperature": lambda choices: choices.temperature_by_entropy,

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import torch
 from accelerate import Accelerator
 
-from mmgrpo.config.names import nearest
 from mmgrpo.prompts.added import Addition, named, refining, sources, way, written
 from mmgrpo.prompts.hints import solution_of
 from mmgrpo.randomness import derive, stream
@@ -37,7 +36,6 @@ from mmgrpo.rounds.rows import (
     worst_give_way,
 )
 from mmgrpo.runtime.distributed import gather_rows
-from mmgrpo.runtime.networks import name_of
 from mmgrpo.scoring.remarks import texts_said
 from mmgrpo.types import (
     GIVEN,
@@ -65,14 +63,8 @@ class AddedRows(Callback):
     def attach(self, run: Run) -> None:
         added: Addition = run.loss.added({})
         refuse_unstoring(run.policy, "algorithm.added", run.loss.added.text)
-        if added.kind == "answers":
+        if added.given:
             refuse_unanswered(run.policy, run.prompts, "algorithm.added")
-        known = {"", "reference", *(name_of(rule) for rule in run.loss.networks)}
-        if added.network not in known:
-            raise ValueError(
-                f"algorithm.added: unknown network '{added.network}'.{nearest(added.network, known - {''})} Add it to "
-                "algorithm.networks"
-            )
 
     def on_rows(self, run: Run, rows: RoundRows) -> dict[str, float]:
         added: Addition = run.loss.added({})

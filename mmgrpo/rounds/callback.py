@@ -83,6 +83,10 @@ class Choices:
     total_tokens: int = 0
     """sampling.total_tokens of language models."""
 
+    def rules(self, method: str) -> list[Bound]:
+        """The blocks of networks and of judging that a module of methods does (``Block.method``)."""
+        return [rule for rule in (*self.loss.networks, *self.loss.judging) if rule.block.method == method]
+
 
 @dataclass(frozen=True)
 class Hyperparameters:

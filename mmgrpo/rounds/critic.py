@@ -31,9 +31,8 @@ from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_passes import GREEDY_MARGIN, Ranking
 from mmgrpo.rollout import Round
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.rounds.values import HIDDEN, Places, ValueNetwork
-from mmgrpo.runtime.checkpoint import STATE, load_checkpoint
-from mmgrpo.runtime.networks import is_critic
+from mmgrpo.rounds.values import HIDDEN, Places, ValueNetwork, trained_before
+from mmgrpo.runtime.checkpoint import STATE
 from mmgrpo.runtime.weight_files import check_weight_files
 from mmgrpo.types import OWN, Batch, Decisions, Output, Request, Rollout, Text
 
@@ -73,11 +72,6 @@ class Critic(Callback):
     def __init__(self, rule: Bound) -> None:
         self.network = ValueNetwork(rule, 1 + bool(rule.parameters.get("classes")))
         self.rule, self.name, self.settings = rule, self.network.name, self.network.settings
-        if not self.settings["updates"] and not self.settings["start"]:
-            raise ValueError(
-                f"algorithm.networks: {rule.text}: got updates=0 without start, so that every value stays 0; name the "
-                "checkpoint of another run's critic, or set updates"
-            )
         self.totals, self.scored = torch.zeros(0), torch.zeros(0)
         """The rewards of the round as one number, and the weighted sum of what was scored."""
         self.ranked: tuple[TokenPolicy, Callable[[Request, Sequence[Output]], list[Output]]] | None = None
@@ -90,36 +84,16 @@ class Critic(Callback):
                 "critic alone",
                 stacklevel=2,
             )
-        if bool(self.settings["classes"]) != ("group_share" in run.recipe.fields):
-            raise ValueError(
-                f"algorithm.networks: {self.rule.text}: classes above 0 and the blocks classified_invariant and "
-                "classified_high need each other; set all or none"
-            )
-        if self.settings["greedy"] != ("greedy_margin" in run.recipe.fields):
-            raise ValueError(
-                f"algorithm.networks: {self.rule.text}: greedy=True and the credit conservative_td need each other; "
-                "set both or none"
-            )
         if self.settings["candidates"] > 1:
             self._rank(run)
         if self.settings["start"]:
             place, values = Path(self.settings["start"]), run.policy.networks.values[self.name]
             of_rewards = any(place.glob("*.safetensors")) and not (place / STATE).is_file()
-            trunk, head = self._reward_model(place, values) if of_rewards else self._critic(place, values)
+            own = partial(trained_before, self.rule, self.name, self.key)
+            trunk, head = self._reward_model(place, values) if of_rewards else own(values)
             for name, value in trunk.items():
                 values[name].copy_(value)
             self.network.load(None, head)
-
-    def _critic(self, place: Path, values: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        """The trunk and the head of another run's critic, from a checkpoint."""
-        read = load_checkpoint(place)
-        saved = read.tensors.get(f"network-{self.name}", {})
-        if self.key not in read.tensors or saved.keys() != values.keys():
-            raise ValueError(
-                f"algorithm.networks: {self.rule.text}: the checkpoint has no critic of the name '{self.name}' and "
-                "of the weights that this run trains; name one of a run of the same model with such a critic"
-            )
-        return saved, read.tensors[self.key]
 
     def _reward_model(
         self, place: Path, values: Mapping[str, Tensor]
@@ -154,8 +128,7 @@ class Critic(Callback):
                 "and the credit conservative_td, or leave candidates out"
             )
         credit = run.recipe.credit
-        given = {name: one.default for name, one in credit.block.parameters.items()} | dict(credit.parameters)
-        self.ranked = policy, partial(self._kept, run, policy, given["alpha"], given["gamma"])
+        self.ranked = policy, partial(self._kept, run, policy, credit.settings["alpha"], credit.settings["gamma"])
 
     @contextmanager
     def evaluated_weights(self) -> Iterator[None]:
@@ -305,4 +278,4 @@ class Critic(Callback):
 
 def callbacks(choices: Choices) -> list[Callback]:
     """What the settings ask for."""
-    return [Critic(rule) for rule in choices.loss.networks if is_critic(rule)]
+    return [Critic(rule) for rule in choices.rules("critic")]

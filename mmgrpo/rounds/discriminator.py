@@ -23,7 +23,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from mmgrpo.config.names import nearest
 from mmgrpo.config.registry import Bound
 from mmgrpo.rollout import Round, RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run
@@ -31,7 +30,6 @@ from mmgrpo.rounds.reward_network import batch_of
 from mmgrpo.rounds.rows import apart, give_scores, refuse_unanswered, refuse_unstoring, without_log_probs
 from mmgrpo.rounds.values import Places, ValueNetwork
 from mmgrpo.runtime.distributed import sum_by_name
-from mmgrpo.runtime.networks import is_discriminator
 from mmgrpo.types import OWN, Batch, Prompt, Record, Request, Storing
 
 
@@ -61,12 +59,8 @@ class Discriminator(Callback):
         """Of the last update."""
 
     def attach(self, run: Run) -> None:
-        text, rewards, reward = self.network.rule.text, {one.name for one in run.scorers}, self.settings["reward"]
+        text = self.network.rule.text
         refuse_unstoring(run.policy, "algorithm.networks", text)
-        if reward not in rewards:
-            raise ValueError(
-                f"algorithm.networks: {text}: unknown reward '{reward}'.{nearest(reward, rewards)} Add it to rewards"
-            )
         if absent := self.tasks - {prompt.task for prompt in run.prompts}:
             raise ValueError(
                 f"algorithm.networks: {text}: no prompt has the task '{min(absent)}', of which it is; correct it, or "
@@ -156,4 +150,4 @@ class Discriminator(Callback):
 
 def callbacks(choices: Choices) -> list[Callback]:
     """What the settings ask for."""
-    return [Discriminator(rule) for rule in choices.loss.networks if is_discriminator(rule)]
+    return [Discriminator(rule) for rule in choices.rules("discriminator")]

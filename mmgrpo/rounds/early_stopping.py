@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from mmgrpo.config.names import nearest, plural
+from mmgrpo.config.names import plural
+from mmgrpo.config.registry import refuse_unknown
 from mmgrpo.evaluation import Evaluation, held_out_means
 from mmgrpo.rounds.callback import Callback, Choices, Run
 
@@ -42,8 +43,8 @@ class EarlyStopping(Callback):
         by, patience, steps = choices.patience_reward, choices.patience, choices.steps
         weights = {scorer.name: scorer.weight for scorer in choices.scorers}
         trained = [name for name, weight in weights.items() if weight]
-        if by and by not in weights:
-            raise ValueError(f"eval.patience_reward: the run has no reward '{by}'.{nearest(by, weights)}")
+        if by:
+            refuse_unknown("eval.patience_reward", "reward", by, weights)
         if not by and not trained:
             raise ValueError(
                 f"eval.patience: got {patience} in a run without a reward that it could follow; add one to rewards"

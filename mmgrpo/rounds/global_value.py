@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -25,17 +24,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.advantages.gae import advantages, at_end, at_last
-from mmgrpo.config.names import nearest
 from mmgrpo.config.registry import Bound
 from mmgrpo.data.messages import preceded
 from mmgrpo.randomness import stream
 from mmgrpo.rollout import Round, RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.rounds.rows import apart, give_scores, refuse_unstoring, text_of
-from mmgrpo.rounds.values import HIDDEN, Places, ValueNetwork
-from mmgrpo.runtime.checkpoint import load_checkpoint
+from mmgrpo.rounds.values import HIDDEN, Places, ValueNetwork, trained_before
 from mmgrpo.runtime.distributed import gather_rows, gather_texts
-from mmgrpo.runtime.networks import is_action_value
 from mmgrpo.types import OWN, Batch, Decisions, Prompt, Record, Rollout, Storing
 
 
@@ -75,34 +71,19 @@ class GlobalValue(Callback):
         """Those of the round, of all ranks."""
 
     def attach(self, run: Run) -> None:
-        text, rewards = self.rule.text, {one.name for one in run.scorers}
+        text, reward = self.rule.text, self.settings["reward"]
         refuse_unstoring(run.policy, "algorithm.networks", text)
-        if (reward := self.settings["reward"]) and reward not in rewards:
-            raise ValueError(
-                f"algorithm.networks: {text}: unknown reward '{reward}'.{nearest(reward, rewards)} Add it to rewards"
-            )
         if reward and self.settings["updates"]:
             raise ValueError(
                 f"algorithm.networks: {text}: got the reward '{reward}', which it gives itself, and updates "
                 f"{self.settings['updates']}, which would learn from it; set updates=0, or leave reward out"
             )
-        if not self.settings["start"]:
-            if not self.settings["updates"]:
-                raise ValueError(
-                    f"algorithm.networks: {text}: got updates=0 without start, so that every value stays 0; name the "
-                    "checkpoint of the run that trained it, or set updates"
-                )
-            return
-        read, values = load_checkpoint(Path(self.settings["start"])), run.policy.networks.values[self.name]
-        saved = read.tensors.get(f"network-{self.name}", {})
-        if self.key not in read.tensors or saved.keys() != values.keys():
-            raise ValueError(
-                f"algorithm.networks: {text}: the checkpoint has no such network of the name '{self.name}' and of the "
-                "weights that this run trains; name one of a run of the same model with it"
-            )
-        for name, value in saved.items():
-            values[name].copy_(value)
-        self.network.load(None, read.tensors[self.key])
+        if self.settings["start"]:
+            values = run.policy.networks.values[self.name]
+            trunk, head = trained_before(self.rule, self.name, self.key, values)
+            for name, value in trunk.items():
+                values[name].copy_(value)
+            self.network.load(None, head)
 
     def on_draw(self, run: Run, rollout: Rollout) -> Rollout:
         """Room for the values, which are read once the whole round is there."""
@@ -226,4 +207,4 @@ def _trajectories(run: Run, rows: RoundRows) -> list[Trajectory]:
 
 def callbacks(choices: Choices) -> Sequence[Callback]:
     """What the settings ask for."""
-    return [GlobalValue(rule) for rule in choices.loss.networks if is_action_value(rule)]
+    return [GlobalValue(rule) for rule in choices.rules("global_value")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
@@ -15,9 +14,9 @@ from mmgrpo.config.registry import Bound
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.value_guidance import Guidance, Guide
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.runtime.checkpoint import load_checkpoint
+from mmgrpo.rounds.values import trained_before
 from mmgrpo.runtime.distributed import is_shard
-from mmgrpo.runtime.networks import is_guide, name_of
+from mmgrpo.runtime.networks import name_of
 
 
 def linear(state: Float[Tensor, "N width"], weight: Tensor, bias: Tensor) -> Float[Tensor, "N"]:
@@ -47,15 +46,9 @@ class ValueGuidance(Callback):
         self.guides = [self._guide(policy, rule) for rule in self.rules]
 
     def _guide(self, policy: TokenPolicy, rule: Bound) -> Guide:
-        given = {name: one.default for name, one in rule.block.parameters.items()} | dict(rule.parameters)
-        name, values = name_of(rule), policy.networks.values[name_of(rule)]
-        read = load_checkpoint(Path(given["start"])).tensors
-        trunk, head = read.get(f"network-{given['critic']}", {}), read.get("critic", {})
-        if "head.weight" not in head or trunk.keys() != values.keys():
-            raise ValueError(
-                f"algorithm.networks: {rule.text}: the checkpoint has no critic of the name '{given['critic']}' and of "
-                "the weights that this run trains; name one of a run of the same model with such a critic"
-            )
+        given, name = rule.settings, name_of(rule)
+        values = policy.networks.values[name]
+        trunk, head = trained_before(rule, given["critic"], "critic", values)
         for key, value in values.items():
             value.copy_(trunk[key])
         value = partial(linear, weight=head["head.weight"].float(), bias=head["head.bias"].float())
@@ -73,4 +66,4 @@ class ValueGuidance(Callback):
 
 def callbacks(choices: Choices) -> list[Callback]:
     """What the settings ask for."""
-    return [ValueGuidance([rule for rule in choices.loss.networks if is_guide(rule)])]
+    return [ValueGuidance(choices.rules("guidance"))]

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from mmgrpo.config.names import nearest
 from mmgrpo.config.registry import Bound
 from mmgrpo.prompts.judging import (
     KINDS,
@@ -24,7 +23,6 @@ from mmgrpo.prompts.judging import (
     agreement,
     answer_in,
     asking,
-    is_self_play,
     merging,
     points_of,
     proposing,
@@ -38,7 +36,6 @@ from mmgrpo.rollout import RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.rounds.rows import Group, column_of, give_scores, groups_of, numbered, text_of
 from mmgrpo.runtime.distributed import gather_texts, sum_by_name
-from mmgrpo.runtime.networks import name_of
 from mmgrpo.types import HINTED, OWN, REPLACED, Prompt, Request, Rollout
 
 FIRST_JUDGED = 1 << 36
@@ -52,26 +49,10 @@ class Judges(Callback):
         self.rubrics: dict[int, list[str]] = {}
         """Of each rule that has some, all so far."""
 
-    def attach(self, run: Run) -> None:
-        known = {"", "reference", *(name_of(rule) for rule in run.loss.networks)}
-        rewards = {scorer.name for scorer in run.scorers}
-        for bound in self._rules(run):
-            rule: Judging = bound({})
-            for network in {*rule.networks} - known:
-                raise ValueError(
-                    f"algorithm.judging: {bound.text}: unknown network '{network}'."
-                    f"{nearest(network, known - {''})} Add it to algorithm.networks"
-                )
-            for name in {rule.reward, rule.verifier, rule.by} - {""} - rewards:
-                raise ValueError(
-                    f"algorithm.judging: {bound.text}: unknown reward '{name}'.{nearest(name, rewards)} Add it to "
-                    "rewards, or name one of them"
-                )
-
     @staticmethod
     def _rules(run: Run) -> list[Bound]:
         """Those about samples of the round; what a policy asks itself is ``self_play``'s."""
-        return [bound for bound in run.loss.judging if not is_self_play(bound)]
+        return [bound for bound in run.loss.judging if bound.block.method == "judging"]
 
     def on_rows(self, run: Run, rows: RoundRows) -> dict[str, float]:
         metrics: dict[str, float] = {}

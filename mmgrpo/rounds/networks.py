@@ -14,7 +14,7 @@ from torch import Tensor
 from mmgrpo.evaluation import Evaluation, directions, held_out_means
 from mmgrpo.rollout import Round
 from mmgrpo.rounds.callback import Callback, Choices, Numbers, Run, is_new
-from mmgrpo.runtime.distributed import sum_gradients
+from mmgrpo.runtime.distributed import clip_gradients, sum_gradients
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.networks import name_of
 from mmgrpo.runtime.optimizers import make_optimizer
@@ -79,7 +79,6 @@ class Learners(Callback):
         """The loss and gradient norm of each as metrics, and the seconds. ``NotFinite`` where one of these is not: a
         network that has diverged teaches the policy nothing from then on."""
         networks, metrics, started = run.policy.networks, {}, time.perf_counter()
-        limit = run.optim.max_grad_norm or math.inf
         settings: Any = {"micro_batch_size": run.optim.micro_batch_size, "accelerator": run.accelerator}
         rows = torch.ones_like(batch.loss_mask[:, 0])
         if not bool(batch.loss_mask.any()):
@@ -97,7 +96,7 @@ class Learners(Callback):
                 # The policy's parameters held this network's values in the pass; its optimizer knows the network's own.
                 for value, parameter in zip(values, trained, strict=True):
                     value.grad, parameter.grad = parameter.grad, None
-                norm = float(torch.nn.utils.clip_grad_norm_(values, limit))
+                norm = float(clip_gradients(values, run.optim.max_grad_norm))
                 total = tally.summed(loss.tallied, run.accelerator)[0]["loss"]
                 if not (math.isfinite(norm) and math.isfinite(total)):
                     raise NotFinite(

@@ -22,7 +22,6 @@ from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.rounds.rows import refuse_unstoring, unpacked
 from mmgrpo.rounds.values import HIDDEN, Places, ValueNetwork
 from mmgrpo.runtime.distributed import total
-from mmgrpo.runtime.networks import is_prompt_value
 from mmgrpo.types import GIVEN, OWN, Continuing, Request
 from mmgrpo.update import Batch
 
@@ -114,4 +113,4 @@ class PromptValues(Callback):
 
 def callbacks(choices: Choices) -> list[Callback]:
     """What the settings ask for."""
-    return [PromptValues(ValueNetwork(rule)) for rule in choices.loss.networks if is_prompt_value(rule)]
+    return [PromptValues(ValueNetwork(rule)) for rule in choices.rules("prompt_value")]

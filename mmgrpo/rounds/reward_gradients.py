@@ -10,6 +10,7 @@ from functools import partial
 from jaxtyping import Float
 from torch import Tensor
 
+from mmgrpo.config.registry import bind, refuse_names
 from mmgrpo.rewards import entries
 from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.scoring import Scorer
@@ -18,6 +19,8 @@ from mmgrpo.types import Prompt, Request
 Differentiable = Callable[[Sequence[Prompt], Tensor], Tensor]
 """From N prompts and pixels [N, 3, H, W] in [0, 1] to N scores."""
 
+DRIFT = "sampling.reward_drift"
+
 
 @dataclass
 class RewardGradients(Callback):
@@ -25,15 +28,6 @@ class RewardGradients(Callback):
 
     rewards: Mapping[str, Differentiable]
     """By the rewards' names; those of weight 0 are scored and not differentiated."""
-
-    def attach(self, run: Run) -> None:
-        recipe = run.recipe
-        for line, text in [("combine", recipe.combine.text), *(("transform", one.text) for one in recipe.transform)]:
-            if text != "weighted_sum":
-                raise ValueError(
-                    f"algorithm.{line}: got '{text}', expected the weighted sum of the rewards as they are: its "
-                    f"gradient is trained on (objective '{run.loss.objective.text}'); leave the line out"
-                )
 
     def on_request(self, run: Run, request: Request) -> Request:
         weights = dict(zip((one.name for one in run.scorers), run.reward_weights.values, strict=True))
@@ -79,16 +73,12 @@ def weighted(
 def callbacks(choices: Choices) -> list[Callback]:
     """What the settings ask for; ValueError that names a reward without a differentiable form."""
     if choices.reward_drift:
-        from mmgrpo.policies.reward_drift import drift_of
+        from mmgrpo.policies.reward_drift import DRIFTS
 
-        name = drift_of(choices.reward_drift).reward
-        known = [one for one in choices.scorers if one.name == name]
-        if not known:
-            raise ValueError(
-                f"sampling.reward_drift: got reward '{name}', expected one of the run's rewards: "
-                f"{', '.join(one.name for one in choices.scorers)}; add '{name}(weight=0)' to rewards"
-            )
-        return [DriftGradient({name: loaded(known[0], "sampling.reward_drift follows")})]
+        bound, known = bind(choices.reward_drift, DRIFTS, DRIFT), {one.name: one for one in choices.scorers}
+        refuse_names(DRIFT, bound, {name: one.weight for name, one in known.items()})
+        name = bound({}).reward
+        return [DriftGradient({name: loaded(known[name], f"{DRIFT} follows")})]
     objective = f"the objective '{choices.loss.objective.text}' trains on"
     return [RewardGradients({one.name: loaded(one, objective) for one in choices.scorers if one.weight})]
 

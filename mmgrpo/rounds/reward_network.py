@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from mmgrpo.advantages.gae import last_of
-from mmgrpo.config.names import nearest
 from mmgrpo.data.messages import appended
 from mmgrpo.prompts.added import written
 from mmgrpo.randomness import derive
@@ -31,7 +30,6 @@ from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.rounds.rows import apart, column_of, give_scores, groups_of, refuse_unstoring, text_of, without_log_probs
 from mmgrpo.rounds.values import Places, ValueNetwork
 from mmgrpo.runtime.distributed import sum_by_name
-from mmgrpo.runtime.networks import is_reward_model
 from mmgrpo.types import OWN, Batch, Decisions, Prompt, Record, Rollout, Storing, select_rows
 
 FIRST_REWRITTEN = 1 << 35
@@ -58,16 +56,7 @@ class RewardModel(Callback):
         """Of the last update."""
 
     def attach(self, run: Run) -> None:
-        text, rewards = self.network.rule.text, {scorer.name for scorer in run.scorers}
-        refuse_unstoring(run.policy, "algorithm.networks", text)
-        for name in (self.settings["reward"], self.settings["rule"]):
-            if name not in rewards:
-                raise ValueError(
-                    f"algorithm.networks: {text}: unknown reward '{name}'.{nearest(name, rewards)} Add it to rewards"
-                )
-        known = {"", "reference", *run.policy.networks.names}
-        if (by := self.settings["by"]) not in known:
-            raise ValueError(f"algorithm.networks: {text}: unknown network '{by}'.{nearest(by, known - {''})}")
+        refuse_unstoring(run.policy, "algorithm.networks", self.network.rule.text)
 
     def on_rows(self, run: Run, rows: RoundRows) -> dict[str, float]:
         policy, names = run.policy, rows.names
@@ -193,4 +182,4 @@ def batch_of(rollout: Rollout | None, others: Decisions) -> tuple[Batch, Bool[Te
 
 def callbacks(choices: Choices) -> list[Callback]:
     """What the settings ask for."""
-    return [RewardModel(ValueNetwork(rule)) for rule in choices.loss.networks if is_reward_model(rule)]
+    return [RewardModel(ValueNetwork(rule)) for rule in choices.rules("reward_network")]

@@ -19,8 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mmgrpo.config.names import nearest
-from mmgrpo.prompts.judging import SelfPlay, answer_in, is_self_play
+from mmgrpo.prompts.judging import SelfPlay, answer_in
 from mmgrpo.prompts.self_play import (
     MALFORMED,
     UNGROUNDED,
@@ -84,17 +83,6 @@ class SelfPlaying(Callback):
         """The documents of each question of the present round, by slot."""
 
     def attach(self, run: Run) -> None:
-        rewards = {scorer.name: scorer.weight for scorer in run.scorers}
-        for name in (self.rule.reward, self.rule.rule):
-            if name not in rewards:
-                raise ValueError(
-                    f"algorithm.judging: self_play: unknown reward '{name}'.{nearest(name, rewards)} Add it to rewards"
-                )
-        if rewards[self.rule.rule]:
-            raise ValueError(
-                f"algorithm.judging: self_play: got the rule '{self.rule.rule}' of weight {rewards[self.rule.rule]:g}, "
-                "which would count twice; set its weight to 0"
-            )
         for prompt in run.prompts:
             documents_of(prompt)
 
@@ -321,4 +309,4 @@ def _keys(some: Sequence[Played]) -> list[int]:
 
 def callbacks(choices: Choices) -> list[Callback]:
     """What the settings ask for."""
-    return [SelfPlaying(rule({})) for rule in choices.loss.judging if is_self_play(rule)]
+    return [SelfPlaying(rule({})) for rule in choices.rules("self_play")]

@@ -15,7 +15,7 @@ from mmgrpo.config.ranges import COUNT, POSITIVE, within
 from mmgrpo.config.registry import Block, Bound, bind, block, table_of
 from mmgrpo.objectives.base import Loss, unclipped
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.runtime.distributed import sum_gradients, whole
+from mmgrpo.runtime.distributed import clip_gradients, sum_gradients, whole
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
 
 STEPS = table_of("step")
@@ -177,7 +177,7 @@ class StepRule(Callback):
             )
             sum_gradients(parameters, run.accelerator)
             if which == "loss":
-                torch.nn.utils.clip_grad_norm_(parameters, optim.max_grad_norm or math.inf)
+                clip_gradients(parameters, optim.max_grad_norm)
             return tally.summed(recipe.tallied, run.accelerator)[0]["loss"]
 
         self.rule({"optimizer": run.optimizer, "parameters": parameters, "evaluate": evaluate})

@@ -32,7 +32,7 @@ from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.rounds.values import HIDDEN
 from mmgrpo.runtime.checkpoint import flatten_optimizer, restore_optimizer
 from mmgrpo.runtime.distributed import gather_rows, largest
-from mmgrpo.runtime.networks import is_turn_critic, name_of
+from mmgrpo.runtime.networks import name_of
 from mmgrpo.types import OWN, Rollout
 from mmgrpo.update import Batch, scored
 
@@ -91,8 +91,7 @@ class TurnCritic(Callback):
     key: ClassVar[str] = "turn_critic"
 
     def __init__(self, rule: Bound) -> None:
-        given = {name: one.default for name, one in rule.block.parameters.items()} | dict(rule.parameters)
-        self.rule, self.name, self.settings = rule, name_of(rule), given
+        self.rule, self.name, self.settings = rule, name_of(rule), rule.settings
         self.values: Values | None = None
         self.memory: dict[str, Tensor] = {}
         self.saved: tuple[Mapping[str, Tensor], Any] | None = None
@@ -243,4 +242,4 @@ def _under(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
 
 def callbacks(choices: Choices) -> Sequence[Callback]:
     """What the settings ask for."""
-    return [TurnCritic(rule) for rule in choices.loss.networks if is_turn_critic(rule)]
+    return [TurnCritic(rule) for rule in choices.rules("turn_critic")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ from mmgrpo.advantages.gae import last_of
 from mmgrpo.config.registry import Bound
 from mmgrpo.randomness import stream
 from mmgrpo.rounds.callback import Run
-from mmgrpo.runtime.checkpoint import flatten_optimizer, restore_optimizer
-from mmgrpo.runtime.distributed import DataRank, sum_gradients, sum_over_ranks
+from mmgrpo.runtime.checkpoint import flatten_optimizer, load_checkpoint, restore_optimizer
+from mmgrpo.runtime.distributed import DataRank, clip_gradients, sum_gradients, sum_over_ranks
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.networks import name_of
 from mmgrpo.types import Rollout
@@ -29,15 +30,33 @@ Places = tuple[Tensor, Tensor]
 """Rows and positions in a batch."""
 
 
+def trained_before(
+    rule: Bound, name: str, key: str, values: Mapping[str, Tensor]
+) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+    """The trunk and the head of the network ``name`` of another run of the same model, from its checkpoint ``start``,
+    by the ``key`` of its callback. ``values``: those of the trunk here."""
+    read = load_checkpoint(Path(rule.settings["start"])).tensors
+    trunk = read.get(f"network-{name}", {})
+    if key not in read or trunk.keys() != values.keys():
+        raise ValueError(
+            f"algorithm.networks: {rule.text}: the checkpoint has no {key} of the name '{name}' and of the weights "
+            "that this run trains; name one of a run of the same model with it"
+        )
+    return trunk, read[key]
+
+
 class ValueNetwork:
     """The head of a network that learns values, and the updates of both. Of several ``outputs`` the first is the value;
     others begin at random, so that a classifier does not begin where all classes are alike."""
 
     def __init__(self, rule: Bound, outputs: int = 1) -> None:
         self.rule, self.name, self.outputs = rule, name_of(rule), outputs
-        self.settings: Mapping[str, Any] = {name: one.default for name, one in rule.block.parameters.items()} | dict(
-            rule.parameters
-        )
+        self.settings = rule.settings
+        if self.settings.get("start") == "" and not self.settings["updates"]:
+            raise ValueError(
+                f"algorithm.networks: {rule.text}: got updates=0 without start, so that every value stays 0; name the "
+                "checkpoint of the run that trained it, or set updates"
+            )
         self.head: nn.Linear | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.saved: tuple[Mapping[str, Tensor], Any] | None = None
@@ -104,7 +123,7 @@ class ValueNetwork:
             sum_gradients([*trained, *head], run.accelerator)
         for value, parameter in zip(values, trained, strict=True):
             value.grad, parameter.grad = parameter.grad, None
-        norm = float(nn.utils.clip_grad_norm_([*values, *head], run.optim.max_grad_norm or math.inf))
+        norm = float(clip_gradients([*values, *head], run.optim.max_grad_norm))
         total = float(sum_over_ranks(loss, run.accelerator))
         if not (math.isfinite(norm) and math.isfinite(total)):
             raise NotFinite(

@@ -42,22 +42,15 @@ class Windows(Callback):
 
     def __init__(self, total: int) -> None:
         self.total = total
+        self.used = {LINE: total}
         self.waiting: list[tuple[int, Record]] = []
         """Number of the prompt and tokens so far."""
 
     def attach(self, run: Run) -> None:
-        if not isinstance(run.policy, TokenPolicy):
-            raise ValueError(
-                f"{LINE}: got {self.total} for a policy of {run.policy.kind}, expected 0: it draws no texts"
-            )
+        assert isinstance(run.policy, TokenPolicy)
         window = run.policy.max_tokens
         if self.total % window:
             raise ValueError(f"{LINE}: got {self.total}, expected a multiple of sampling.max_tokens, {window}")
-        if "cut" not in run.recipe.fields:
-            raise ValueError(
-                f"{LINE}: got {self.total} with algorithm.credit={run.recipe.credit.text}, which takes what is cut off "
-                "for finished; choose window_gae, or set it to 0"
-            )
 
     def on_draw(self, run: Run, rollout: Rollout) -> Rollout:
         """``cut``: 1 for rows that go on."""

@@ -38,7 +38,7 @@ from mmgrpo.config.ranges import (
     one_of,
     within,
 )
-from mmgrpo.config.registry import Bound, bind_scheduled, block, table_of
+from mmgrpo.config.registry import COMPARED, Bound, Network, Reward, bind_several, block, table_of
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.checkpoint import STATE, flatten_optimizer, load_checkpoint, restore_optimizer
 from mmgrpo.runtime.devices import put
@@ -89,7 +89,7 @@ def average(
     return Move(min(start + slope * max(step - after, 0), most))
 
 
-@block(NETWORKS)
+@block(NETWORKS, requires={"evaluations": {"stall": True}})
 def renewal(
     age: int,
     kl: float,
@@ -99,7 +99,7 @@ def renewal(
     every: Annotated[int, COUNT_OR_ZERO] = 0,
     above: Annotated[float, POSITIVE] = float("inf"),
     stall: Annotated[int, COUNT_OR_ZERO] = 0,
-    by: str = "",
+    by: Reward = "",
     optimizer: bool = False,
 ) -> Move:
     """A copy of the trained network, renewed ``every`` so many optimizer steps (0: never for its age), when the KL
@@ -145,19 +145,31 @@ def base(*, name: str = REFERENCE_NETWORK) -> Move:
     return Move()
 
 
-@block(NETWORKS, requires={"hidden_states": {}})
+@block(
+    NETWORKS,
+    requires={"hidden_states": {}},
+    method="critic",
+    gives={
+        "value": "",
+        "token_rewards": "",
+        "group_share": "classes",
+        "top_margin": "greedy",
+        "greedy_margin": "greedy",
+    },
+    single="kind",
+)
 def critic(
     *,
     lr: Annotated[float, POSITIVE],
     name: str = "critic",
     lam: Annotated[float, DECAY] = 1.0,
     clip: Annotated[float, UPPER_BOUND] = 0.2,
-    kl: Annotated[float, within("[0, inf)")] = 0.0,
+    kl: Annotated[float, within("[0, inf)"), COMPARED] = 0.0,
     updates: Annotated[int, COUNT_OR_ZERO] = 1,
     start: str = "",
     warmup: Annotated[int, COUNT_OR_ZERO] = 0,
     classes: Annotated[float, within("[0, inf)")] = 0.0,
-    greedy: bool = False,
+    greedy: Annotated[bool, COMPARED] = False,
     candidates: Annotated[int, COUNT] = 1,
     beta1: Annotated[float, BELOW_ONE] = 0.9,
     beta2: Annotated[float, BELOW_ONE] = 0.999,
@@ -180,7 +192,13 @@ def critic(
     return Move()
 
 
-@block(NETWORKS, requires={"hidden_states": {}})
+@block(
+    NETWORKS,
+    requires={"hidden_states": {}},
+    method="prompt_value",
+    gives={"predicted_reward": ""},
+    single="kind",
+)
 def prompt_value(
     *,
     lr: Annotated[float, POSITIVE],
@@ -196,7 +214,7 @@ def prompt_value(
     return Move()
 
 
-@block(NETWORKS, requires={"hidden_states": {}})
+@block(NETWORKS, requires={"hidden_states": {}}, method="guidance")
 def guide(
     *,
     start: str,
@@ -212,20 +230,15 @@ def guide(
     return Move()
 
 
-def is_guide(rule: Bound) -> bool:
-    """Whether a rule is a value network that guides samples."""
-    return rule.block.fn is guide
-
-
-@block(NETWORKS, requires={"hidden_states": {}})
+@block(NETWORKS, requires={"hidden_states": {}}, method="reward_network", single="kind")
 def reward_model(
     *,
     lr: Annotated[float, POSITIVE],
-    reward: str,
-    rule: str,
+    reward: Reward,
+    rule: Reward,
     above: Annotated[float, within("(-inf, inf)")] = 0.0,
     hard: bool = False,
-    by: str = "",
+    by: Network = "",
     text: str = "\n\nThe right answer is {answer}.",
     rewrite: str = "\n\nA right answer:\n{sample}\n\nWrite it again, with another, wrong answer.",
     name: str = "reward_model",
@@ -247,16 +260,11 @@ def reward_model(
     return Move()
 
 
-def is_reward_model(rule: Bound) -> bool:
-    """Whether a rule is the reward model that learns beside the policy."""
-    return rule.block.fn is reward_model
-
-
-@block(NETWORKS, requires={"hidden_states": {}})
+@block(NETWORKS, requires={"hidden_states": {}}, method="discriminator")
 def discriminator(
     *,
     lr: Annotated[float, POSITIVE],
-    reward: str,
+    reward: Reward,
     form: Annotated[str, one_of("gail", "irl")] = "gail",
     beta: Annotated[float, POSITIVE] = 1.0,
     tasks: Sequence[str] = (),
@@ -279,12 +287,13 @@ def discriminator(
     return Move()
 
 
-def is_discriminator(rule: Bound) -> bool:
-    """Whether a rule is a reward that learns from demonstrations."""
-    return rule.block.fn is discriminator
-
-
-@block(NETWORKS, requires={"hidden_states": {}})
+@block(
+    NETWORKS,
+    requires={"hidden_states": {}},
+    method="global_value",
+    gives={"action_value": ""},
+    single="kind",
+)
 def action_value(
     *,
     lr: Annotated[float, POSITIVE],
@@ -294,7 +303,7 @@ def action_value(
     updates: Annotated[int, COUNT_OR_ZERO] = 1,
     warmup: Annotated[int, COUNT_OR_ZERO] = 0,
     start: str = "",
-    reward: str = "",
+    reward: Reward = "",
     name: str = "action_value",
     beta1: Annotated[float, BELOW_ONE] = 0.9,
     beta2: Annotated[float, BELOW_ONE] = 0.999,
@@ -310,12 +319,13 @@ def action_value(
     return Move()
 
 
-def is_action_value(rule: Bound) -> bool:
-    """Whether a rule is the value of actions."""
-    return rule.block.fn is action_value
-
-
-@block(NETWORKS, requires={"hidden_states": {}, "turns": {}})
+@block(
+    NETWORKS,
+    requires={"hidden_states": {}, "turns": {}},
+    method="turn_critic",
+    gives={"turn_advantage": ""},
+    single="kind",
+)
 def turn_critic(
     *,
     lr: Annotated[float, POSITIVE],
@@ -336,24 +346,9 @@ def turn_critic(
     return Move()
 
 
-def is_turn_critic(rule: Bound) -> bool:
-    """Whether a rule is the critic of turns."""
-    return rule.block.fn is turn_critic
-
-
-def is_critic(rule: Bound) -> bool:
-    """Whether a rule is the value network of decisions."""
-    return rule.block.fn is critic
-
-
-def is_prompt_value(rule: Bound) -> bool:
-    """Whether a rule is the value network of prompts."""
-    return rule.block.fn is prompt_value
-
-
 def bind_networks(texts: Sequence[str]) -> tuple[Bound, ...]:
     """The rules of ``algorithm.networks``; ValueError for two of one name, and for two that draw the rollouts."""
-    bounds = tuple(bind_scheduled(text, NETWORKS, "algorithm.networks") for text in texts)
+    bounds = bind_several(texts, NETWORKS, "algorithm.networks")
     seen: set[tuple[str, str]] = set()
     for bound in bounds:
         name, task = name_of(bound), str(bound.parameters.get("task", ""))
@@ -370,9 +365,6 @@ def bind_networks(texts: Sequence[str]) -> tuple[Bound, ...]:
             f"algorithm.networks: {lost[0].text}: unknown network '{lost[0].parameters['of']}'."
             f"{nearest(lost[0].parameters['of'], names)}"
         )
-    for kind in (is_action_value, is_critic, is_prompt_value, is_reward_model, is_turn_critic):
-        if len(several := [bound.text for bound in bounds if kind(bound)]) > 1:
-            raise ValueError(f"algorithm.networks: got {' and '.join(several)}, expected one of them")
     drawing = [bound.text for bound in bounds if bound.parameters.get("samples")]
     if len(drawing) > 1:
         raise ValueError(f"algorithm.networks: got samples for {' and '.join(drawing)}, expected one that draws")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import locate
-from mmgrpo.config.registry import bind, parse
+from mmgrpo.config.registry import bind, parse, refuse_names
 from mmgrpo.config.settings import Config, Sections
 from mmgrpo.family import Arithmetic, Family, texts
 from pipelines import language
@@ -75,8 +73,8 @@ def check_media(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[S
 
     use_video_reader(config)
     IMAGE_CACHE.limit = config.data.image_cache << 20
-    seconds = config.model.seconds if isinstance(config.model, OmniOptions) else math.inf
-    usable, skipped = filter_readable(prompts, partial(measure, max_seconds=seconds), title=f"media of {path}")
+    measured = partial(measure, max_seconds=config.model.seconds)
+    usable, skipped = filter_readable(prompts, measured, title=f"media of {path}")
     check_skip_limit(skipped, len(prompts), config.data.skip_limit, path, "prompts have media that cannot be read")
     return usable, skipped
 
@@ -114,17 +112,16 @@ def check_images(name: str, check_showing: CheckShowing | None, config: Config, 
 
 
 def check_states(config: Config) -> None:
-    """ValueError for judged states by an unknown reward."""
+    """ValueError for states that are judged by an unknown reward, or completed by an unknown network."""
     from mmgrpo.policies.text_states import STATES
+    from mmgrpo.runtime.networks import REFERENCE_NETWORK, name_of
+    from mmgrpo.update import LossRecipe
 
     if not (text := config.sampling.states):
         return
-    by = bind(text, STATES, "sampling.states")({}).by
+    networks = {REFERENCE_NETWORK, *map(name_of, LossRecipe.read(config.algorithm).networks)}
     names = [str(more.get("log_as", name.split(":")[-1])) for name, more in map(parse, config.rewards)]
-    if by and by not in names:
-        raise ValueError(
-            f"sampling.states: unknown reward '{by}'.{nearest(by, names)} Add it to rewards, with weight=0"
-        )
+    refuse_names("sampling.states", bind(text, STATES, "sampling.states"), dict.fromkeys(names, 0.0), networks)
 
 
 def check_walk(config: Config) -> None:

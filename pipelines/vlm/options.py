@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from mmgrpo.config.conflicts import at_most
 from mmgrpo.config.needs import IMAGES, MEDIA, VIDEOS, needs
@@ -30,6 +31,8 @@ SEEN = needs(MEDIA) | needs("sampling.tools")
 class TextOptions(ModelOptions):
     """The model, and which of its weights are trained."""
 
+    seconds: ClassVar[float] = math.inf
+    """The longest recording that it hears."""
     max_prompt_tokens: Annotated[int, COUNT_OR_ZERO] = 0
     """Maximum length of a prompt, media included; 0: no limit. Prompts are never truncated: see data.too_long."""
     template: Annotated[dict[str, bool | int | float | str], LONG_TEXT] = field(default_factory=dict)

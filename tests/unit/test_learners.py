@@ -14,6 +14,7 @@ from mmgrpo.diffusion.ode import Solver
 from mmgrpo.objectives import OBJECTIVES
 from mmgrpo.policies.boundaries import clean_estimate, renoised
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
+from mmgrpo.requirements.blocks import refuse_unread
 from mmgrpo.requirements.policies import refuse_mismatch
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.networks import bind_networks
@@ -210,10 +211,10 @@ def test_the_average_of_a_learner_follows_it_and_not_the_policy():
 
 
 def test_what_a_learner_needs_is_checked_before_anything_is_sampled():
-    policy, recipe = few_steps(), algorithm_blocks("tdm_r1")["advantages"]
+    recipe = algorithm_blocks("tdm_r1")["advantages"]
     loss = LossRecipe.of("ppo", "per_sample", networks=[SURROGATE, "average(of='surrogate')"])
     with pytest.raises(ValueError, match=r"algorithm\.networks.*surrogate"):
-        refuse_mismatch(policy, recipe, loss)  # nothing reads the surrogate itself
+        refuse_unread(recipe, loss)  # nothing reads the surrogate itself
     plain = few_steps(boundaries=False)
     with pytest.raises(ValueError, match="tdm_r1.*clean"):
         refuse_mismatch(plain, recipe, algorithm_blocks("tdm_r1")["loss"])

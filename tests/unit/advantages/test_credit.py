@@ -422,8 +422,3 @@ def test_a_reward_that_abstains_is_left_out_and_equal_rewards_teach_nothing():
     got = routed("routed(video=['frames'], audio=['sound'], eps=0)", values)[:, 2]
     # .1, .4, .3: mean .26667, std .12472
     assert got.numpy() == near([0, -1.336306, 1.069045, 0.267261])
-
-
-def test_a_name_that_is_no_reward_is_refused():
-    with pytest.raises(ValueError, match="routed.*audio.*'clap'.*frames, sound, both"):
-        routed("routed(audio=['clap'])")

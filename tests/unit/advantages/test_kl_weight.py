@@ -15,7 +15,7 @@ from mmgrpo.advantages.transform import TRANSFORMS
 from mmgrpo.advantages.weighting import KL_WEIGHTS
 from mmgrpo.config.registry import bind
 from mmgrpo.requirements.blocks import refuse_beside
-from mmgrpo.requirements.rewards import refuse_rewards
+from mmgrpo.requirements.rewards import refuse_start
 from mmgrpo.rollout import sample_round
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.scoring import Scorer
@@ -205,9 +205,9 @@ def test_a_weight_without_a_kl_term_and_members_without_a_weight_are_refused():
         refuse_beside(weighing, LossRecipe.of("ppo", "per_sample", terms=[]), {})
     scorers = [Scorer("a", first_number), Scorer("b", near_one, weight=0.0)]
     with pytest.raises(ValueError, match="algorithm.kl_weight.*'b'.*0"):
-        refuse_rewards(weighing, scorers, [], False)
+        refuse_start(2, weighing, LossRecipe.of("ppo", "per_sample"), scorers, 0.0)
     with pytest.raises(ValueError, match="reward 'b'"):
-        refuse_rewards(weighing, scorers[:1], [], False)
+        refuse_start(2, weighing, LossRecipe.of("ppo", "per_sample"), scorers[:1], 0.0)
 
 
 def gated(fraction):

@@ -8,7 +8,7 @@ import pytest
 
 from mmgrpo.prompts.drawing import Sampling
 from mmgrpo.requirements.policies import refuse_mismatch
-from mmgrpo.requirements.rewards import refuse_ranges, refuse_unsuited
+from mmgrpo.requirements.rewards import refuse_ranges, refuse_start, refuse_unsuited
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.types import Prompt
@@ -98,7 +98,9 @@ def test_what_they_bear_is_taken(blocks, weights, evaluates):
 
 def unsuited(blocks, weights, prompts, evaluates):
     """What a run by hand with these blocks, weights of rewards and prompts is refused."""
-    refuse_unsuited(Leaf([[0.0]]), recipe(**blocks), loss(), scored(**weights), prompts, evaluates, {})
+    advantages, rewards = recipe(**blocks), scored(**weights)
+    refuse_start(2, advantages, loss(), rewards, 0.0)
+    refuse_unsuited(Leaf([[0.0]]), advantages, loss(), rewards, prompts, evaluates, {})
 
 
 def declaring(*rewards: tuple[float, float, float]) -> list[Scorer]:

@@ -183,7 +183,7 @@ def test_a_killed_run_goes_on_with_its_q(tmp_path):
 @pytest.mark.parametrize(
     ("rule", "blocks", "named"),
     [
-        ("critic(lr=0.01)", {}, "greedy=True.*conservative_td"),
+        ("critic(lr=0.01)", {}, "conservative_td.*greedy="),
         ("critic(lr=0.01, greedy=True)", {"credit": "gae"}, "greedy=True.*conservative_td"),
         ("critic(lr=0.01, greedy=True, candidates=2)", {}, "candidates.*eval.temperature"),
     ],

@@ -12,6 +12,7 @@ from torch import nn
 
 from mmgrpo.config.presets import CATALOGUE, PRESETS
 from mmgrpo.config.registry import bind
+from mmgrpo.requirements.blocks import refuse_unread
 from mmgrpo.requirements.policies import refuse_mismatch, refuse_tasks
 from mmgrpo.runtime.networks import NETWORKS, Move, Networks, bind_networks
 from mmgrpo.types import Request
@@ -244,9 +245,10 @@ def test_a_sampler_draws_the_rollouts_in_place_of_the_present_network(tmp_path):
 def test_a_network_that_nothing_reads_or_that_has_the_name_of_a_score_is_refused(networks, objective, words):
     loss = LossRecipe.of(objective, "per_sample", networks=networks)
     if words is None:
+        refuse_unread(recipe(), loss)
         return refuse_mismatch(toy_policy(), recipe(), loss)
     with pytest.raises(ValueError, match=f"algorithm.networks.*{words}"):
-        refuse_mismatch(toy_policy(), recipe(), loss)
+        refuse_unread(recipe(), loss)
 
 
 @pytest.mark.parametrize(
