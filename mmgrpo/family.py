@@ -280,17 +280,10 @@ def all_families() -> Mapping[str, Family]:
 
 def refuse_unshardable(config: Config, owner: Family | None) -> None:
     """ValueError, before a model is loaded, for ``distributed.shard`` full with what cannot be divided."""
-    if config.distributed.shard == "none":
-        return
-    if owner is None or not owner.blocks:
+    if config.distributed.shard == "full" and (owner is None or not owner.blocks):
         raise ValueError(
             f"distributed.shard: got full, expected none, since family '{config.model.family}' names no blocks of its "
             "network to divide"
-        )
-    if config.distributed.rollout_weights == "blocks" and owner.in_step and config.sampling.plan_per != "round":
-        raise ValueError(
-            f"distributed.rollout_weights: got blocks with sampling.plan_per={config.sampling.plan_per}, by which "
-            "processes call the network differently often, expected whole; or set sampling.plan_per=round"
         )
 
 

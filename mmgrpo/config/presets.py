@@ -43,10 +43,17 @@ KINDS = {
 }
 """Names of the files to their titles, in the order in which presets are listed."""
 
-POLICIES = ("any", "tokens", "gaussian", "matching", "gradients", "joint")
-"""Kinds of decisions: tokens of language models; Gaussian transitions of denoising policies, or clip means over latent
-dimensions; flow-matching errors at drawn noise levels; gradients of rewards; rows of tokens and transitions, whose
-``sampling`` settings each part takes of them that it has."""
+POLICIES: Mapping[str, str] = {
+    "any": "",
+    "tokens": "it needs tokens, their entropies or lengths",
+    "gaussian": "it needs Gaussian transitions, or its clip range is calibrated for their log-probabilities",
+    "matching": "its clip range is calibrated for flow-matching errors",
+    "gradients": "it differentiates rewards through the sampler, with sampling.policy=gradients",
+    "joint": "it has lines for the tokens of a text and for the transitions of its image",
+}
+"""Kinds of decisions that a preset is for, and why it needs them: tokens of language models; Gaussian transitions of
+denoising policies, or clip means over latent dimensions; flow-matching errors at drawn noise levels; gradients of
+rewards; rows of tokens and transitions, whose ``sampling`` settings each part takes of them that it has."""
 
 PROCESSES = ("tokens", "flow", "diffusion")
 """What a model was trained on, by which the value of a setting of ``sampling`` may differ."""

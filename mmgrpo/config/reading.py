@@ -23,7 +23,7 @@ import yaml
 
 from mmgrpo.config.advice import as_option, hint, usage_errors
 from mmgrpo.config.names import nearest
-from mmgrpo.config.presets import CATALOGUE, PRESETS
+from mmgrpo.config.presets import CATALOGUE, POLICIES, PRESETS
 from mmgrpo.config.ranges import check_ranges, check_value, declarations, shown
 from mmgrpo.config.schedules import taken
 from mmgrpo.config.settings import LAUNCH, Algorithm, Config
@@ -386,15 +386,8 @@ def refuse_preset(name: str, kind: str) -> None:
     expected = CATALOGUE[name].policies
     if expected not in ("any", kind):
         suitable = sorted(other for other, preset in CATALOGUE.items() if preset.policies in ("any", kind))
-        reason = {
-            "tokens": "it needs tokens, their entropies or lengths",
-            "matching": "its clip range is calibrated for flow-matching errors",
-            "gradients": "it differentiates rewards through the sampler, with sampling.policy=gradients",
-            "joint": "it has lines for the tokens of a text and for the transitions of its image",
-            "gaussian": "it needs Gaussian transitions, or its clip range is calibrated for their log-probabilities",
-        }[expected]
         raise ValueError(
-            f"preset '{name}' is for {expected} policies ({reason}); this policy's decisions are {kind}."
+            f"preset '{name}' is for {expected} policies ({POLICIES[expected]}); this policy's decisions are {kind}."
             f"{nearest(name, suitable, 'mmgrpo presets').replace(' Known: ', ' Suitable presets: ')}"
         )
 

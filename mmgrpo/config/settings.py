@@ -234,7 +234,15 @@ class Algorithm:
     """Weight of each decision in the loss: per_sample, per_decision, constant_horizon(length=...), noise_aware, ..."""
     terms: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
     """Additional losses: kl_k3(coef=...), kl_gaussian_exact(coef=...), kl_velocity(coef=...), ...; by default none."""
-    networks: Annotated[list[str], ANY_TEXT] = field(default_factory=list)
+    networks: Annotated[
+        list[str],
+        ANY_TEXT,
+        excludes(
+            where("distributed.shard", but="none"),
+            why="networks that learn beside the policy's own, or guide its samples, are not divided",
+            having=("lr=*", "critic=*"),
+        ),
+    ] = field(default_factory=list)
     """Further networks that the loss compares with or that sample, besides the policy and the initial one:
     average(slope=...), renewal(every=...), earlier, frozen(path=...); by default none."""
     parts: Annotated[
@@ -416,6 +424,12 @@ class Distributed:
         excludes(
             where("rollout.engine", but="policy"),
             why="an engine is sent whole weights while rollouts are drawn",
+            values=("blocks",),
+            given=where("distributed.shard", "full"),
+        ),
+        excludes(
+            where("sampling.plan_per", "prompt"),
+            why="plans of single prompts call the network differently often on each process",
             values=("blocks",),
             given=where("distributed.shard", "full"),
         ),

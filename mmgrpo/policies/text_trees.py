@@ -166,11 +166,7 @@ class Tree(Completion):
     def check_sizes(self, group_size: int, max_tokens: int) -> None:
         """ValueError for groups that are not its leaves, and for fewer tokens than its levels have."""
         tree, before = self.shape, (self.shape.depth - 1) * self.shape.tokens
-        if group_size != tree.leaves:
-            raise ValueError(
-                f"data.group_size: got {group_size}, expected the {tree.leaves} leaves of sampling.tree "
-                f"({tree.children} children, {tree.depth} deep); set it to {tree.leaves}, or change the tree"
-            )
+        self.check_leaves(group_size, tree.leaves)
         if max_tokens <= before:
             raise ValueError(
                 f"sampling.max_tokens: got {max_tokens}, expected more than the {before} tokens of the levels before "

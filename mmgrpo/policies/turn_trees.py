@@ -209,11 +209,7 @@ class Branching(Addition):
                 f"sampling.tree: got keep {tree.keep}, expected at most the {tree.most} leaves of a tree; lower it, or "
                 "raise expand"
             )
-        if group_size != tree.leaves:
-            raise ValueError(
-                f"data.group_size: got {group_size}, expected the {tree.leaves} samples of sampling.tree "
-                f"({tree.trees} trees, {tree.keep} leaves each); set it to {tree.leaves}, or change the tree"
-            )
+        self.check_leaves(group_size, tree.leaves)
 
 
 def numbered(rows: Sequence[Episode], width: int) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:

@@ -91,6 +91,14 @@ class Part:
     def check_sizes(self, group_size: int, max_tokens: int) -> None:
         """ValueError for groups of another size, or completions of fewer tokens, than it has."""
 
+    def check_leaves(self, group_size: int, leaves: int) -> None:
+        """ValueError for groups of another size than the leaves of a tree."""
+        if group_size != leaves:
+            raise ValueError(
+                f"data.group_size: got {group_size}, expected the {leaves} leaves of {self.setting}={self.text}; set "
+                "it to that, or change the tree"
+            )
+
 
 class Addition(Part):
     """What stands beside a completion; a hook that is not overridden changes nothing."""

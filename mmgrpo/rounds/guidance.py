@@ -40,8 +40,6 @@ class ValueGuidance(Callback):
                 f"algorithm.networks: {texts}: got a policy that draws no token after the other, expected a language "
                 "model with sampling.search=sample"
             )
-        if any(map(is_shard, policy.networks.trained.values())):
-            raise ValueError(f"algorithm.networks: {texts}: got a sharded model, expected distributed.shard=none")
         self.policy = policy
         self.guides = [self._guide(policy, rule) for rule in self.rules]
 

@@ -42,7 +42,6 @@ from mmgrpo.config.registry import COMPARED, Bound, Network, Reward, bind_severa
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.checkpoint import STATE, flatten_optimizer, load_checkpoint, restore_optimizer
 from mmgrpo.runtime.devices import put
-from mmgrpo.runtime.distributed import is_shard
 from mmgrpo.runtime.sharding import exchanged, stored, stored_like
 from mmgrpo.types import Reference
 
@@ -585,11 +584,6 @@ class Networks:
     def _make_optimizers(self) -> None:
         """An AdamW for each network that trains alongside the policy, on its values themselves."""
         learning = {name_of(rule): rule for rule in self.rules if "lr" in rule.parameters}
-        if learning and any(map(is_shard, self.trained.values())):
-            raise ValueError(
-                f"algorithm.networks: {next(iter(learning.values())).text}: networks that train alongside the policy's "
-                "own cannot be sharded; set distributed.shard=none"
-            )
         self.optimizers = {}
         for name, rule in learning.items():
             given = rule.parameters

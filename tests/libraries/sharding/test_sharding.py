@@ -122,9 +122,13 @@ def test_what_cannot_be_divided_is_refused_before_it_is_loaded(family, changed, 
     config = config_class(owner.sections)()
     sections = {name: replace(getattr(config, name), **values) for name, values in changed.items()}
     sections["model"] = replace(sections.get("model", config.model), family=family)
+    divided = replace(config, **sections, distributed=Distributed("full", 1, "blocks"))
+    for one in (replace(config, **sections), replace(config, distributed=Distributed("full", 1, "whole"))):
+        one.check()
     refuse_unshardable(replace(config, **sections), owner)
     with pytest.raises(ValueError, match=message):
-        refuse_unshardable(replace(config, **sections, distributed=Distributed("full", 1, "blocks")), owner)
+        divided.check()
+        refuse_unshardable(divided, owner)
 
 
 @pytest.mark.parametrize(("world", "training", "waits"), [("2", True, True), ("2", False, False), ("1", True, False)])
