@@ -40,6 +40,12 @@ from mmgrpo.randomness import stream
 from mmgrpo.runtime.devices import put
 from mmgrpo.types import OWN, Decisions, Prompt, Request, Rollout
 
+EXCLUSIVE = (
+    *((kind, kind) for kind in KINDS if kind != "FILTERS"),
+    *(("REDRAWS", "STAGES"), ("CHOICES", "ARMS"), ("SIZES", "STAGES")),
+)
+"""Kinds of samplers of which a round has one."""
+
 
 @dataclass(frozen=True)
 class PromptOrder:
@@ -93,18 +99,11 @@ class Sampling:
             if kind in ("REDRAWS", "STAGES"):
                 one = bind(text, SAMPLERS, "algorithm.sampler")
             bound[kind].append(one)
-        for kind, several in bound.items():
-            if len(several) > 1 and kind != "FILTERS":
+        for first, second in EXCLUSIVE:
+            both = [one.text for one in (*bound[first][:1], *bound[second][first == second :][:1])]
+            if len(both) > 1:
                 raise ValueError(
-                    f"algorithm.sampler: got '{several[0].text}' and '{several[1].text}', of which a round can have "
-                    "one; choose one"
-                )
-        pairs = [("REDRAWS", "STAGES"), ("CHOICES", "ARMS"), ("SIZES", "STAGES")]
-        for first, second in pairs:
-            if bound[first] and bound[second]:
-                raise ValueError(
-                    f"algorithm.sampler: got '{bound[first][0].text}' and '{bound[second][0].text}', which exclude "
-                    "each other; choose one"
+                    f"algorithm.sampler: got '{both[0]}' and '{both[1]}', of which a round can have one; choose one"
                 )
         only = {kind: several[0] if several else None for kind, several in bound.items()}
         made = Sampling(

@@ -26,7 +26,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from mmgrpo.config.names import nearest
 from mmgrpo.config.ranges import (
     ANY_NUMBER,
     COUNT,
@@ -38,7 +37,7 @@ from mmgrpo.config.ranges import (
     one_of,
     within,
 )
-from mmgrpo.config.registry import COMPARED, Bound, Network, Reward, bind_several, block, table_of
+from mmgrpo.config.registry import COMPARED, Bound, Network, Reward, bind_several, block, refuse_unknown, table_of
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.checkpoint import STATE, flatten_optimizer, load_checkpoint, restore_optimizer
 from mmgrpo.runtime.devices import put
@@ -359,11 +358,9 @@ def bind_networks(texts: Sequence[str]) -> tuple[Bound, ...]:
             )
         seen.add((name, task))
     names = {name for name, _ in seen}
-    if lost := [one for one in bounds if one.parameters.get("of", "") not in {"", *names}]:
-        raise ValueError(
-            f"algorithm.networks: {lost[0].text}: unknown network '{lost[0].parameters['of']}'."
-            f"{nearest(lost[0].parameters['of'], names)}"
-        )
+    for one in bounds:
+        if source := one.parameters.get("of", ""):
+            refuse_unknown(f"algorithm.networks: {one.text}", "network", source, names)
     drawing = [bound.text for bound in bounds if bound.parameters.get("samples")]
     if len(drawing) > 1:
         raise ValueError(f"algorithm.networks: got samples for {' and '.join(drawing)}, expected one that draws")
