@@ -240,7 +240,7 @@ class Algorithm:
         excludes(
             where("distributed.shard", but="none"),
             why="networks that learn beside the policy's own, or guide its samples, are not divided",
-            having=("lr=*", "critic=*"),
+            having=("lr=*", "method=*"),
         ),
     ] = field(default_factory=list)
     """Further networks that the loss compares with or that sample, besides the policy and the initial one:

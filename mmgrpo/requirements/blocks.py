@@ -159,7 +159,11 @@ def traits_of(
 ) -> dict[tuple[str, str], frozenset[str]]:
     """What the blocks of an algorithm, and the schedules of settings, have by which others exclude them."""
     bounds = [(f"algorithm.{line}", one) for line, several in lines_of(recipe, loss).items() for one in several]
-    blocks = {(name, one.text): {*one.needs, f"level={one.block.level}", *one.written} for name, one in bounds}
+    blocks = {
+        (name, one.text): {*one.needs, f"level={one.block.level}", *one.written}
+        | ({f"method={one.block.method}"} if one.block.method else set())
+        for name, one in bounds
+    }
     changing = {("schedules", f"{name}={one.text}"): {f"by={one.by}"} for name, one in schedules.items() if one.by}
     return {at: frozenset(traits) for at, traits in (blocks | changing).items()}
 

@@ -15,7 +15,6 @@ from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.value_guidance import Guidance, Guide
 from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.rounds.values import trained_before
-from mmgrpo.runtime.distributed import is_shard
 from mmgrpo.runtime.networks import name_of
 
 

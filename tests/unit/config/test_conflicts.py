@@ -107,7 +107,7 @@ def test_every_setting_and_trait_of_a_conflict_is_known():
     settings = {name for config in CONFIGS.values() for name in values_of(sections_of(config))} | {*FACTS}
     blocks = [block for table in registered().values() for block in table.values()]
     inputs = {name for block in blocks for name in block.needs} | RECORDS.keys()
-    parameters = {name for block in blocks for name in block.parameters} | {"by", "level"}
+    parameters = {name for block in blocks for name in block.parameters} | {"by", "level", "method"}
     for _, name, one, other in PAIRS:
         assert {name, other.setting} <= settings
         for trait in (*one.when.having, *other.having, *filter(None, [other.lacking])):
