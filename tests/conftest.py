@@ -35,9 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
 TABLE = 2
 """Cases of a slow test above which they are a table, of families or recipes, of which the first stays outside of
 nightly runs; what each family does is held by those tests that are not slow."""
-PRODUCT = 8
+PRODUCT, PRODUCT_OF_LIBRARIES = 8, 2
 """Cases of another test above which those are nightly whose values all stand in others, too: of presets by policies,
-each preset once and each policy once find what is wrong with either."""
+each preset once and each policy once find what is wrong with either. Tests of the other rooms load a model a case."""
 
 
 def spread(table: list[pytest.Item]) -> set[int]:
@@ -61,6 +61,11 @@ def spread(table: list[pytest.Item]) -> set[int]:
         times.update(left.pop(best))
         stay.add(best)
     return stay
+
+
+def room(path: Path) -> str:
+    """The folder of this one in which a file stands."""
+    return path.relative_to(Path(__file__).parent).parts[0]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -90,11 +95,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.nightly)
     for table in products.values():
         few = checked and not table[0].get_closest_marker("rows")
-        stay = {0, len(table) - 1} if few else spread(table) if len(table) > PRODUCT else set(range(len(table)))
+        most = PRODUCT if room(table[0].path) in ("unit", "journeys") else PRODUCT_OF_LIBRARIES
+        stay = {0, len(table) - 1} if few else spread(table) if len(table) > most else set(range(len(table)))
         for number in set(range(len(table))) - stay:
             table[number].add_marker(pytest.mark.nightly)
     for item in items:
-        outside = item.path.relative_to(Path(__file__).parent).parts[0] not in ("unit", "journeys")
+        outside = room(item.path) not in ("unit", "journeys")
         if not (outside or any(item.get_closest_marker(name) for name in ("slow", "learning", "nightly"))):
             item.add_marker(pytest.mark.quick)  # those of `make test`
     first = {item.path for item in items if item.get_closest_marker("slow")}
@@ -103,9 +109,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Where only slow tests of a file are asked for, one without any is not imported; those that learn are slow."""
-    asked, room = config.getoption("markexpr"), collection_path.relative_to(Path(__file__).parent).parts[:1]
+    asked, first = config.getoption("markexpr"), collection_path.relative_to(Path(__file__).parent).parts[:1]
     only = asked == "(slow or learning) and not nightly" or (
-        asked == "not nightly and not quick" and room in (("unit",), ("journeys",))
+        asked == "not nightly and not quick" and first in (("unit",), ("journeys",))
     )
     named = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
     if only and named and not re.search(r"mark\.(slow|learning)", collection_path.read_text(encoding="utf-8")):

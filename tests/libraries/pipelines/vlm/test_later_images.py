@@ -138,11 +138,19 @@ def plain_log_probs(policy: Any, prompt: Prompt, answer: Tensor) -> Tensor:
     return logits.log_softmax(-1).gather(1, answer[:, None])[:, 0]
 
 
+@pytest.fixture(scope="module")
+def looked(placed) -> tuple[Any, Any]:
+    """A policy of each of these models and what it drew, once for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipelines.tools.names_elsewhere", lambda names: ())  # as of ``forked``
+        policy = seeing(placed)
+        return policy, drawn(policy, 16)
+
+
 @pytest.mark.slow
-def test_a_conversation_is_read_as_a_prompt_of_the_same_turns_is(placed):
+def test_a_conversation_is_read_as_a_prompt_of_the_same_turns_is(looked):
     """Ids, positions, types of tokens and media against those that the processor makes of the whole."""
-    policy = seeing(placed)
-    made = drawn(policy, 16)
+    policy, made = looked
     compared = conversations(policy, made)
     assert len(compared) >= 3 and max(len(made.steps.shown[row]) for row, _, _ in compared) > 1
     for row, whole, length in compared:
@@ -157,9 +165,8 @@ def test_a_conversation_is_read_as_a_prompt_of_the_same_turns_is(placed):
 
 
 @pytest.mark.slow
-def test_log_probs_and_gradients_are_those_of_a_plain_pass_over_the_conversation(placed):
-    policy = seeing(placed)
-    made = drawn(policy, 16)
+def test_log_probs_and_gradients_are_those_of_a_plain_pass_over_the_conversation(looked):
+    policy, made = looked
     rows = conversations(policy, made)[-3:]
     weights = policy.network.get_input_embeddings().weight.requires_grad_(True)
     total = torch.zeros(())
@@ -179,9 +186,8 @@ def test_log_probs_and_gradients_are_those_of_a_plain_pass_over_the_conversation
 
 
 @pytest.mark.slow
-def test_another_image_changes_what_stands_behind_it_alone(placed):
-    policy = seeing(placed)
-    made = drawn(policy)
+def test_another_image_changes_what_stands_behind_it_alone(looked):
+    policy, made = looked
     mask, shown = made.decisions.decision_mask, [*made.steps.shown]
     torch.testing.assert_close(rescored(policy, made)[mask], made.decisions.log_probs[mask], rtol=0, atol=1e-5)
     row = max(range(len(shown)), key=lambda row: len(shown[row]))
@@ -199,11 +205,10 @@ def test_another_image_changes_what_stands_behind_it_alone(placed):
 
 
 @pytest.mark.slow
-def test_completions_without_calls_are_those_of_a_run_without_tools(placed):
-    policy = seeing(placed)
-    made = drawn(policy)
-    policy.walk = Completion()
-    plain = drawn(policy)
+def test_completions_without_calls_are_those_of_a_run_without_tools(looked, monkeypatch):
+    policy, made = looked
+    monkeypatch.setattr(policy, "walk", Completion())
+    plain = drawn(policy, 16)
     silent = [row for row, one in enumerate(made.outputs) if not one.calls]
     assert silent and len(silent) < len(made.outputs)
     for row in silent:
