@@ -28,7 +28,8 @@ SOURCES := --only-binary :all: --no-binary docopt
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PYTEST = OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Files are compiled, and their assertions rewritten, once and not by every process of every run: half of collecting.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup engine demo demo-duration demo-video test test-libraries test-slow test-rest test-nightly test-shapes test-roundings faults golden mutants planted check resolve lock lowest docs format bench twins twins-calibrate clean

@@ -108,15 +108,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where only slow tests of a file are asked for, one without any is not imported; those that learn are slow."""
+    """Where only slow tests of a file are asked for, one without any is not imported; those that learn are slow.
+    Nor is a file of slow tests alone where none is asked for.
+    """
     asked, first = config.getoption("markexpr"), collection_path.relative_to(Path(__file__).parent).parts[:1]
     only = asked == "(slow or learning) and not nightly" or (
         asked == "not nightly and not quick" and first in (("unit",), ("journeys",))
     )
-    named = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
-    if only and named and not re.search(r"mark\.(slow|learning)", collection_path.read_text(encoding="utf-8")):
-        return True
-    return None
+    if not (collection_path.name.startswith("test_") and collection_path.suffix == ".py"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    without = only and not re.search(r"mark\.(slow|learning)", text)
+    alone = asked.startswith("not slow and") and re.search(r"^pytestmark = .*mark\.slow", text, re.MULTILINE)
+    return True if without or alone else None
 
 
 IMPORTED = 100

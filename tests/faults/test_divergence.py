@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from accelerate import Accelerator
 
 from mmgrpo.evaluation import evaluate
-from mmgrpo.runtime.averaging import temporary
 from mmgrpo.runtime.finite import NotFinite, is_finite, refuse_nan, refuse_nonfinite, refuse_tensors
 from mmgrpo.scoring import Scorer
 from tests.building import average_of, first_number, recipe, trainer
@@ -154,20 +152,6 @@ def test_a_broken_average_is_neither_evaluated_nor_saved_and_the_trained_weights
     assert list((tmp_path / "checkpoints").glob("*")) == []
 
 
-def test_weights_come_back_also_if_their_replacement_is_cut_off():
-    policy = toy_policy()
-    before, parameters = weights(policy), list(policy.network.parameters())
-
-    class Stop(list):
-        def __iter__(self):
-            yield torch.zeros_like(parameters[0])
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt), temporary(parameters, Stop()):
-        raise AssertionError
-    assert same(before, weights(policy))
-
-
 def test_a_sampler_that_meets_nan_says_so_before_anything_is_scored(tmp_path):
     def never(prompts, outputs):
         raise AssertionError("scored")
@@ -192,25 +176,3 @@ def test_what_is_finite():
     for check, value in ((refuse_nan, nan), (refuse_nonfinite, nan), (refuse_nonfinite, -inf)):
         with pytest.raises(NotFinite, match="^x .*finite"):
             check(value, "x")
-
-
-def test_the_summary_has_no_number_for_what_could_not_be_scored(tmp_path):
-    """And a reward that scores no held-out prompt does not end the run."""
-    from mmgrpo.report.terminal import closing
-
-    def silent(prompts, outputs):
-        return [math.nan] * len(outputs)
-
-    made = trainer(toy_policy(), tmp_path, toy_prompts(2), heldout=toy_prompts(3), steps=1)
-    made.scorers = [Scorer("first", first_number), Scorer("silent", silent, weight=0.0)]
-    made.before = {"heldout": made.measure("before", toy_prompts(3))}
-    made.after = {"heldout": made.measure("after", toy_prompts(3))}
-    from mmgrpo.evaluation import sections
-
-    result = json.loads(json.dumps(sections(made.before, made.after), allow_nan=False))["eval"]
-    nothing = {"mean": None, "low": None, "high": None, "n": 0}
-    assert [result[side]["silent"] for side in ("before", "after", "difference")] == [nothing] * 3
-    assert result["after"]["first"]["n"] == 3
-    text = closing({"steps": 1, "seconds": 1.0, "skipped_steps": 0, "nonfinite_steps": 2, "eval": result})
-    assert "2 steps had" in text
-    assert text.splitlines()[-1].split() == ["silent", "–", "–", "–", "0"]

@@ -18,7 +18,7 @@ from mmgrpo.cli.errors import is_user_error
 from mmgrpo.config import plugins
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Prompt, Text
-from pipelines.speech.renderers import Renderer, SpeedRenderer, renderer
+from pipelines.speech.renderers import Renderer, renderer
 
 OWN = """
 import functools
@@ -151,29 +151,6 @@ def test_a_function_of_keywords_alone_is_a_reward_of_trls_form_and_is_not_called
     assert Path("called").exists()
 
 
-@pytest.mark.parametrize("name", ["Class", "Near", "number"])
-def test_what_is_called_as_a_reward_is_not_a_class_and_not_a_value(name):
-    assert "prompts and outputs" in refusal(LOADERS["reward"], f"own:{name}")
-
-
-@pytest.mark.parametrize("name", ["Class", "Near", "unmarked", "wrong", "told", "number", "mark"])
-def test_what_is_not_marked_as_a_renderer_is_not_called(name):
-    assert "-> Renderer" in refusal(renderer, f"own:{name}")
-
-
-@pytest.mark.parametrize(
-    "name", ["best(value=7)", *(f"{name}(process=False)" for name in ("best", "wrapped", "judge", "bound", "part"))]
-)
-def test_functions_and_objects_of_ones_own_are_rewards(name, copied):
-    assert list(scorer(f"good:{name}").fn([Prompt("")], [Text("")])) == [7.0]
-
-
-@pytest.mark.parametrize("name", ["made", "voice", "Voice", "Other"])
-def test_renderers_their_classes_and_annotated_functions_are_renderers(name):
-    assert isinstance(renderer(f"good:{name}"), Renderer)
-    assert isinstance(renderer("tests.speaking:hummer"), SpeedRenderer)
-
-
 def test_a_function_of_another_package_is_named_where_it_is_defined(folder, monkeypatch):
     (folder / "elsewhere").mkdir()
     (folder / "elsewhere" / "offering.py").write_text(
@@ -202,12 +179,3 @@ def test_what_a_package_names_as_weights_is_a_function_of_its_own(monkeypatch):
     points = (EntryPoint("a", "os:abort", plugins.WEIGHTS), EntryPoint("b", "own:mark", plugins.WEIGHTS))
     monkeypatch.setattr(plugins, "registered", lambda group: points)
     assert "'pypi:a': 'os:abort'" in refusal(plugins.locate, "pypi:a")
-
-
-def test_the_reference_says_that_a_recipe_is_code():
-    from mmgrpo.cli import train
-    from tests import ROOT
-
-    assert "A recipe can name functions of your own (rewards, renderers): it is code" in (train.__doc__ or "")
-    for page in ("README.md", "docs/extending.md", "docs/rewards.md"):
-        assert "A recipe is code" in (ROOT / page).read_text("utf-8"), page

@@ -12,14 +12,11 @@ import torch
 from accelerate import Accelerator
 
 from mmgrpo.evaluation import evaluate
-from mmgrpo.rollout import reward_metrics
 from mmgrpo.runtime.metrics import read_metrics
-from mmgrpo.scoring import RewardScores, Scorer, score_outputs
-from mmgrpo.types import Prompt, Text
+from mmgrpo.scoring import Scorer
 from tests.building import trainer
 from tests.faults.bad_rewards import exits
 from tests.toys import toy_policy, toy_prompts
-from tests.trees import decisions
 
 
 def first(prompts: Any, outputs: Any) -> list[float]:
@@ -71,25 +68,6 @@ def test_a_reward_without_weight_changes_nothing_whatever_it_does(watched, tmp_p
         assert isinstance(row["reward/first/mean"], float)
 
 
-def test_its_failure_is_told_once_for_each_reason():
-    def moody(prompts: Any, outputs: Any) -> list[float]:
-        raise RuntimeError(prompts[0].text)
-
-    def told(text: str) -> list[str]:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("ignore", ResourceWarning)  # of files that other tests have left to the collector
-            warnings.simplefilter("always", UserWarning)
-            scores = score_outputs([Scorer("moody", moody, 0.0)], [Prompt(text)], [Text("")])
-        assert not scores.valid.any()
-        return [str(warning.message) for warning in caught]
-
-    assert told("monday") == [
-        "reward 'moody' has weight 0 and could not score a batch of 1 outputs; the run goes on without these values: "
-        f"RuntimeError: monday ({__file__}:{moody.__code__.co_firstlineno + 1}, in moody)"
-    ]
-    assert told("monday") == [] and len(told("tuesday")) == 1
-
-
 @pytest.mark.parametrize(
     ("reward", "message"),
     [
@@ -104,20 +82,6 @@ def test_a_reward_with_weight_stops_the_run_and_is_named(reward, message, tmp_pa
     made = trainer(toy_policy(), tmp_path, toy_prompts(4), steps=2, scorers=scorers)
     with pytest.raises((RuntimeError, ValueError), match=message):
         made.fit()
-
-
-def test_previews_without_weight_may_fail_too():
-    valid = torch.tensor([[True, False, True, False]]).repeat(8, 1)
-    scores = RewardScores(torch.ones(8, 4) * valid, valid)
-    names, trained = ["weighted", "watched", "weighted@half", "watched@half"], [True, False, True, False]
-    rows = decisions(torch.arange(8)[:, None])
-    metrics = reward_metrics(names, trained, scores, rows, 3)
-    assert metrics["reward/weighted/mean"] == metrics["reward/weighted@half/mean"] == 1
-    assert math.isnan(metrics["reward/watched/mean"]) and math.isnan(metrics["reward/watched@half/std"])
-    assert metrics["reward/watched/failed"] == metrics["reward/watched@half/failed"] == 8
-    valid[:, 2] = False
-    with pytest.raises(RuntimeError, match="weighted@half.*8.*round 3"):
-        reward_metrics(names, trained, scores, rows, 3)
 
 
 @pytest.mark.parametrize("reward", [raises_at_times, scores_nothing])

@@ -6,12 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
 
-from mmgrpo.runtime.progress import Interrupted, Interruption
+from mmgrpo.runtime.progress import Interrupted
 from tests.building import first_number, trainer
 from tests.journeys.cli.running import environment, metrics
 from tests.toys import toy_policy, toy_prompts
@@ -124,24 +123,6 @@ def test_the_trained_model_is_saved_before_the_last_evaluation(tmp_path):
     assert (tmp_path / "cut" / "model" / "run.json").is_file() and checkpoints(tmp_path / "cut") == ["step-000006"]
 
 
-def test_checkpoints_are_also_due_by_time(tmp_path, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    made = fresh(tmp_path)
-    made.checkpoints.clock, made.checkpoints.every_minutes = 0.0, 10.0
-    due = made.checkpoints.due
-    now[0] = 599.0
-    assert not due(0, 2, 6) and due(0, 6, 6) and due(999, 1001, 2000) and due(998, 1000, 2000)
-    now[0] = 600.0
-    assert due(0, 2, 6)
-    made.step = 2
-    made.save()
-    assert not due(2, 4, 6)
-    now[0] = 10**6
-    made.checkpoints.every_minutes = 0.0
-    assert not due(2, 4, 6)
-
-
 def run(code, **more):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), **more)
 
@@ -169,21 +150,3 @@ with Interruption(grace=0.1):
 """
     process = run(code, timeout=200)
     assert process.returncode == 143 and "0.1 s" in process.stderr
-
-
-def test_signals_are_left_alone_outside_the_main_thread():
-    import threading
-
-    errors = []
-
-    def work():
-        try:
-            with Interruption() as interruption:
-                interruption.check()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert errors == []

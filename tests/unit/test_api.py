@@ -67,13 +67,6 @@ def write_text(text: str) -> Path:
     return Path("prompts.txt")
 
 
-def test_samples_of_a_run_need_no_reward_that_has_no_name(words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = mmgrpo.train(make_policy(words), ["a red circle"], [lambda p, outputs: brightness(p, outputs)], **SMALL)
-    call("sample", "--run", run.folder, "--prompts", "a red circle")
-    assert (run.folder / "drawn" / "grid.png").is_file()
-
-
 def test_a_policy_of_ones_own_trains_and_no_command_claims_to_know_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     policy = DenoisingPolicy(
@@ -116,49 +109,6 @@ def test_prompts_are_texts_rows_of_files_or_prompts():
     assert (shown.answer, shown.id) == ("white", "prompt-1")
     with pytest.raises(ValueError, match=r"prompts\[0\]"):
         as_prompts([3])
-
-
-def test_the_reference_is_kept_only_for_a_term_that_reads_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    kept = []
-    for terms in ([], ["kl_velocity(coef=0.1)"]):
-        policy = DenoisingPolicy(
-            ToyModel(),
-            steps=3,
-            evaluation_steps=2,
-            plan="every_step",
-            kernel_text="flow_sde(a=0.7)",
-            forward_batch_size=64,
-        )
-        keep = policy.keep_reference
-        monkeypatch.setattr(policy, "keep_reference", lambda keep=keep: (kept.append(1), keep())[1])
-        name = f"run-{len(terms)}"
-        mmgrpo.train(policy, ["a"], [brightness], preset="flow_grpo", algorithm={"terms": terms}, name=name, **SMALL)
-        assert len(kept) == len(terms)
-
-
-def test_as_many_samples_are_shown_as_asked_for(words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    prompts = ["a red circle", "two blue squares", "a green circle"]
-    run = mmgrpo.train(
-        make_policy(words), ["a word"], [brightness], heldout=prompts, samples_shown=2, **{**SMALL, "steps": 1}
-    )
-    with Pil.open(run.folder / "samples" / "after.png") as two:
-        size = two.size
-    again = mmgrpo.train(
-        make_policy(words), ["a word"], [brightness], heldout=prompts[:2], name="all", **{**SMALL, "steps": 1}
-    )
-    with Pil.open(again.folder / "samples" / "after.png") as both:
-        assert both.size == size
-
-
-def test_trackers_are_told_of_every_step_and_none_is_started_unasked(words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for trackers in ([], ["tensorboard"]):
-        name = f"run-{len(trackers)}"
-        options = {**SMALL, "steps": 1, "trackers": trackers, "name": name}
-        run = mmgrpo.train(make_policy(words), ["a red circle"], [brightness], **options)
-        assert len(list(run.folder.glob("tensorboard/mmgrpo/events.*"))) == len(trackers)
 
 
 @pytest.mark.parametrize("rewards", [first_number, "task", Scorer("mine", first_number)])

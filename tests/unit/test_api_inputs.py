@@ -21,9 +21,9 @@ from mmgrpo.rewards import from_trl
 from mmgrpo.scoring.trl import GIVEN
 from mmgrpo.toy import scenes
 from mmgrpo.types import Policy
-from pipelines import text, visual, vlm
+from pipelines import visual, vlm
 from pipelines.visual import sd3
-from tests.journeys.cli.running import call, metrics, read_lines, write_rows
+from tests.journeys.cli.running import call, metrics, write_rows
 from tests.seeing import write_model
 from tests.tiny import maker
 
@@ -147,28 +147,6 @@ def test_a_reward_of_trls_kind_is_given_columns_and_may_leave_a_sample_without_a
         and "reward/letters/failed" not in line
         and line["reward/letters/mean"] is not None
     )
-
-
-def test_prompts_that_are_too_long_are_left_out_and_listed(tmp_path):
-    policy = text.policy(maker("causal_lm")(tmp_path / "model"), max_tokens=4, max_prompt_tokens=3)
-    reward = from_trl(lambda prompts, completions, **columns: [float(len(text)) for text in completions], name="length")
-    run = mmgrpo.train(policy, ["a b", "a b c d a b", "c"], [reward], data={"too_long": "filter"}, **SMALL)
-    (line,) = read_lines(run.folder / "skipped.jsonl")
-    assert line["id"] == "prompt-1"
-
-
-def test_media_that_cannot_be_read_are_left_out_and_listed(seeing, tmp_path):
-    rows = [*questions(tmp_path), {"id": "gone", "text": "which ?", "image": "no_such.png", "level": 0}]
-    file = write_rows(tmp_path / "train.jsonl", rows)
-    reward = from_trl(lambda prompts, completions, **columns: [0.0] * len(prompts), name="zero")
-    run = mmgrpo.train(viewer(seeing), file, [reward], data={"skip_limit": 0.5}, **SMALL)
-    (line,) = read_lines(run.folder / "skipped.jsonl")
-    assert line["id"] == "gone"
-
-
-def test_prompts_of_evaluation_are_not_trained_on(words):
-    with pytest.raises(ValueError, match=r"heldout.*'prompt-0' \('a red circle'\)"):
-        paint(words, heldout=["a red circle"])
 
 
 def test_further_files_are_trained_and_evaluated_as_by_a_command(words, tmp_path):
@@ -308,18 +286,6 @@ def test_a_setting_that_would_not_count_is_refused(options, message, words, tmp_
 # ---- the run
 
 
-def test_the_result_is_the_run(words):
-    policy = painter(words)
-    run = mmgrpo.train(
-        policy, TEXTS, [brightness], preset="flow_grpo_fast", name="mine", output_dir="elsewhere", **SMALL
-    )
-    assert run.folder == Path("elsewhere/mine") and run.policy is policy
-    assert run.metrics == read_lines(run.folder / "metrics.jsonl") and len(run.metrics) == 2
-    assert run.summary == json.loads((run.folder / "summary.json").read_text())
-    again = visual.policy(words, height=16, width=16, steps=3, evaluation_steps=2, seed=3)
-    assert not torch.equal(*(torch.cat([p.flatten() for p in one.network.parameters()]) for one in (policy, again)))
-
-
 @pytest.mark.slow
 def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(words):
     options = {"heldout": ["a blue circle"], "optim": {"lr": 0.01, "ema": 0.5}, "save_every": 2}
@@ -338,12 +304,6 @@ def test_a_run_that_is_resumed_is_the_run_that_was_not_interrupted(words):
             resume=True,
             **{**options, "steps": 4, "optim": {"lr": 0.02, "ema": 0.6}},
         )
-
-
-def test_one_prompt_in_place_of_a_list_is_refused(words):
-    for options in ({"prompts": "a red circle"}, {"heldout": "a red circle"}):
-        with pytest.raises(ValueError, match="'a red circle'"):
-            paint(words, **options)
 
 
 def test_media_of_rows_in_memory_are_opened_before_the_run_starts(seeing, tmp_path, monkeypatch):

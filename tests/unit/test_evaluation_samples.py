@@ -13,9 +13,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from mmgrpo import evaluation
-from mmgrpo.config.settings import Eval, Run
-from mmgrpo.evaluation import EvalSettings, Evaluation, draw, draw_samples, evaluate, members
-from mmgrpo.runtime import progress
+from mmgrpo.evaluation import Evaluation, draw_samples, evaluate, members
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.scoring import ErrorRate, Scorer
 from mmgrpo.types import Image, Output, Prompt, Request, Rollout, Text
@@ -137,17 +135,6 @@ def test_texts_are_kept_by_prompt_and_other_outputs_have_none():
     assert made.texts == [] and made.counts == {}
 
 
-@pytest.mark.parametrize("main", [True, False])
-def test_one_process_tells_how_far_it_is(main, capsys, monkeypatch):
-    monkeypatch.setattr(progress, "INTERVAL", 0.0)
-    place = Place()
-    place.is_main_process = main
-    evaluated(Answers(), title="natural", accelerator=place)
-    list(draw(Answers(), SCORERS, PROMPTS, [0], 1, 0, 1, "alone"))
-    told = capsys.readouterr().err
-    assert ("natural" in told) == main and "alone" in told
-
-
 def test_annotations_are_of_the_shown_and_the_first_reward_of_a_name_has_its_way():
     def notes(word, **more):
         return lambda prompts, outputs: [{"note": f"{word} {o.text}", **more} for o in outputs]
@@ -162,14 +149,6 @@ def test_annotations_are_of_the_shown_and_the_first_reward_of_a_name_has_its_way
     )
     assert some.annotations == [{"note": "first 0.0", "length": 3}]
     assert evaluation.annotate(scorers, [], []) == []
-
-
-def test_without_settings_an_evaluation_is_that_of_a_run_without_settings():
-    plain, section = EvalSettings(), Eval()
-    for name in ("every", "samples", "seed", "batch_size"):
-        assert getattr(plain, name) == getattr(section, name), name
-    assert plain.shown == Run().samples_shown and plain.files() == {}
-    assert EvalSettings(PROMPTS, extra={"a": [], "b": PROMPTS[:1]}).files() == {"heldout": PROMPTS, "b": PROMPTS[:1]}
 
 
 def test_prompts_are_divided_by_the_values_of_a_column():

@@ -103,18 +103,6 @@ def test_whoever_reads_the_old_file_reads_it_to_its_end(tmp_path):
     assert path.read_bytes() == b"new"
 
 
-def test_the_temporary_file_lies_beside_its_target_so_that_the_rename_stays_on_one_disk(tmp_path, monkeypatch):
-    renamed, replace = [], os.replace
-
-    def watched(source, target):
-        renamed.append((os.path.dirname(source), os.path.dirname(target)))
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", watched)
-    write_bytes(tmp_path / "deep" / "a.txt", b"new")
-    assert renamed == [(str(tmp_path / "deep"), str(tmp_path / "deep"))]
-
-
 def test_the_whole_content_is_on_the_disk_before_the_rename(tmp_path, monkeypatch):
     sizes, fsync = [], os.fsync
 

@@ -55,14 +55,6 @@ def test_means_of_a_long_file_have_fewer_resamples(monkeypatch):
     assert found == {"before": {"a": bootstrap_mean(values, 20 // 4).as_dict()}}
 
 
-@pytest.mark.parametrize(
-    ("values", "wanted"), [(None, []), ("12", []), ({"0": 1}, []), ([1, "2", None, 0.5], [1, 0.5])]
-)
-def test_what_is_no_list_has_no_numbers_and_what_is_no_number_is_none(values, wanted):
-    found = run_folder._array(values)
-    assert found[np.isfinite(found)].tolist() == wanted and found.size == (len(values) if wanted else 0)
-
-
 def test_the_interval_depends_on_the_seed_only():
     values = np.random.default_rng(1).normal(size=50)
     assert bootstrap_mean(values, seed=3) == bootstrap_mean(values, seed=3)
@@ -165,25 +157,9 @@ def test_what_has_no_ratio_is_an_error():
         paired_ratio_difference([1.0], [1.0, 2.0], [1.0, 2.0])
 
 
-def test_means_of_single_precision_are_taken_in_double():
-    values = np.array([2**24, 1, 1], np.float32)
-    assert bootstrap_mean(values).mean == (2**24 + 2) / 3 == per_prompt(["a"] * 3, values)[1].tolist()[0]
-
-
-def test_one_resample_is_enough_and_wholes_may_be_parts_of_one():
-    assert bootstrap_mean([1.0], resamples=1) == Interval(1.0, 1.0, 1.0, 1)
-    assert bootstrap_ratio([0.25, 0.25], [0.5, 0.5]) == Interval(0.5, 0.5, 0.5, 2)
-
-
 @pytest.mark.parametrize(("parts", "wholes"), [([math.nan, 1.0], [1.0, 1.0]), ([1.0, 1.0], [math.inf, 1.0])])
 def test_a_ratio_is_of_finite_numbers(parts, wholes):
     with pytest.raises(ValueError, match="finite"):
         bootstrap_ratio(parts, wholes)
     with pytest.raises(ValueError, match=r"shapes \(1, 2\).*\(1, 2\)"):
         bootstrap_ratio([parts], [wholes])
-
-
-def test_intervals_are_of_ten_thousand_resamples_unless_others_are_asked_for():
-    parts = list(np.random.default_rng(0).random(9))
-    assert bootstrap_mean(parts) == bootstrap_mean(parts, 10_000)
-    assert bootstrap_ratio(parts, [1.0] * 9) == bootstrap_ratio(parts, [1.0] * 9, 10_000)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
-import torch
 from accelerate import Accelerator
 
-from mmgrpo.diffusion.schedules import Grid, ddim_grid
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.progress import Interrupted, Interruption, unstarted
 from pipelines.options import ModelOptions
@@ -34,12 +31,6 @@ def test_the_optimizer_steps_at_the_rate_of_the_schedule(tmp_path):
     assert rates == [pytest.approx([rate]) for rate in (8e-3, 6e-3, 4e-3, 2e-3)]
 
 
-def test_the_optimizer_has_the_settings_of_the_run(tmp_path):
-    settings = {"lr": 3e-3, "beta1": 0.7, "beta2": 0.8, "weight_decay": 0.03}
-    [group] = trainer(toy_policy(), tmp_path, toy_prompts(2), **settings).optimizer.param_groups
-    assert (group["lr"], group["betas"], group["weight_decay"]) == (3e-3, (0.7, 0.8), 0.03)
-
-
 def test_metrics_are_on_the_disk_before_the_checkpoint_that_follows_them(tmp_path):
     made, order = trainer(toy_policy(), tmp_path, toy_prompts(2)), []
     assert made.at_boundary, "the weights before the first round may be saved"
@@ -47,11 +38,6 @@ def test_metrics_are_on_the_disk_before_the_checkpoint_that_follows_them(tmp_pat
     made.checkpoints = SimpleNamespace(save=lambda step, *_: order.append(("checkpoint", step)))
     made.save()
     assert order == ["metrics", ("checkpoint", 0)]
-
-
-def test_a_run_without_a_checkpoint_begins_at_its_beginning(tmp_path):
-    made = trainer(toy_policy(), tmp_path, toy_prompts(2))
-    assert made.resume() is False and made.step == 0
 
 
 @pytest.mark.parametrize(
@@ -105,10 +91,6 @@ def test_a_stop_saves_the_step_that_it_reached_once(every, tmp_path):
     assert saved == [1]
 
 
-def test_a_run_ends_before_launchers_kill_it():
-    assert 20 <= Interruption().grace < 30
-
-
 def test_work_that_may_be_left_anywhere_does_not_begin_after_a_signal():
     asked, begun = Interruption(), []
     asked.requested = signal.SIGINT
@@ -137,11 +119,6 @@ def test_every_option_of_a_model_reaches_its_training():
     assert not sampling.gradient_checkpointing and not sampling.offload_activations
 
 
-def test_a_grid_without_a_time_shift_has_the_shift_one():
-    assert Grid(torch.tensor([1.0, 0.0]), torch.tensor([1.0]), "flow", 0.5).shift == 1.0
-    assert ddim_grid(torch.linspace(0.9, 0.1, 10), 2).shift == 1.0
-
-
 def test_handlers_of_signals_come_back_and_nothing_ends_a_process_that_went_on():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with Interruption(grace=600.0) as asked:
@@ -164,26 +141,6 @@ def test_after_work_that_may_be_left_anywhere_a_signal_waits_again():
             pass
         signal.raise_signal(signal.SIGINT)  # raises nothing here
         assert asked.requested == signal.SIGINT
-
-
-def test_a_second_signal_ends_the_process_as_it_would_without_a_run(monkeypatch):
-    killed, reset = [], []
-    with Interruption():
-        signal.raise_signal(signal.SIGTERM)
-        with monkeypatch.context() as patched:
-            patched.setattr("os.kill", lambda *given: killed.append(given))
-            patched.setattr("signal.signal", lambda *given: reset.append(given))
-            signal.raise_signal(signal.SIGTERM)
-    assert killed == [(os.getpid(), signal.SIGTERM)] and reset == [(signal.SIGTERM, signal.SIG_DFL)]
-
-
-def test_a_process_that_takes_too_long_ends_with_the_status_of_its_signal(monkeypatch, capsys):
-    ended = []
-    monkeypatch.setattr("os._exit", ended.append)
-    asked = Interruption(grace=2.5)
-    asked.requested = signal.SIGINT
-    asked._give_up()
-    assert ended == [130] and "the round did not end within 2.5 s" in capsys.readouterr().err
 
 
 def test_outside_of_the_main_thread_nothing_is_noted():

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 
 import pytest
 
-from mmgrpo import terminal
 from mmgrpo.runtime.progress import Lines, progress_bar
 from mmgrpo.terminal import UNLIMITED, columns_of, definitions, paragraph, sections, styled, table, width
 
@@ -119,12 +117,3 @@ def test_a_terminal_has_a_bar_that_overwrites_itself(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", Terminal())
     assert [*progress_bar(range(2), "evaluate")] == [0, 1] and "\revaluate" in sys.stderr.getvalue()  # type: ignore
-
-
-def test_a_terminal_without_a_size_has_the_usual_one(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    monkeypatch.delenv("COLUMNS", raising=False)
-    with monkeypatch.context() as without_size:  # pytest itself asks for the size when the test has ended
-        without_size.setattr(terminal.shutil, "get_terminal_size", lambda usual: os.terminal_size(usual))
-        columns = width()
-    assert columns == 80

@@ -14,12 +14,10 @@ from accelerate import Accelerator
 from mmgrpo.evaluation import Evaluation
 from mmgrpo.report import run_record
 from mmgrpo.report.group_record import GroupRecord
-from mmgrpo.rounds import decoding
 from mmgrpo.runtime import metrics
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.progress import Interrupted
-from mmgrpo.scoring import Scorer
-from tests.building import first_number, recipe, trainer
+from tests.building import recipe, trainer
 from tests.toys import toy_policy, toy_prompts
 from tests.unit.report.test_tracking import Kept
 
@@ -86,16 +84,6 @@ def test_a_resumed_run_drops_the_groups_of_the_steps_that_it_repeats_and_its_bar
     assert sorted(path.name for path in (tmp_path / "run" / "groups").iterdir()) == ["step-000000", "step-000001"]
     again.fit()
     assert "train: 4 of 4, " in capsys.readouterr().err
-
-
-def test_what_the_next_round_samples_is_decoded_ahead(tmp_path, monkeypatch):
-    ahead, sampled = [], []
-    monkeypatch.setattr(decoding, "decode_ahead", lambda prompts, places, accelerator: ahead.append([*places]))
-    made = trainer(toy_policy(steps=3), tmp_path, toy_prompts(5), steps=3, callbacks=[decoding.DecodingAhead()])
-    rollout = made.policy.rollout
-    made.policy.rollout = lambda request: (sampled.append([int(p.id) for p in request.prompts]), rollout(request))[1]
-    made.fit()
-    assert len(ahead) == 3 and ahead[:2] == sampled[1:]
 
 
 def test_sampling_is_counted_once_in_a_round_of_several_epochs_and_updates(tmp_path):
@@ -214,32 +202,6 @@ def test_a_signal_that_reached_another_rank_stops_this_one_after_its_round(tmp_p
         made.fit()
     assert stop.value.status == 128 + signal.SIGTERM
     assert 0 < made.step == made.checkpoints.saved < made.steps
-
-
-def test_a_run_of_python_says_how_python_goes_on(tmp_path, capsys):
-    made = trainer(toy_policy(steps=3), tmp_path, toy_prompts(2))
-    made.checkpoints.saved = 3
-    made._rescue(RuntimeError())
-    assert capsys.readouterr().out.endswith("resume with: resume=True\n")
-
-
-def test_two_samples_and_one_step_are_the_least(tmp_path):
-    trainer(toy_policy(steps=3), tmp_path, toy_prompts(2), group_size=2, steps=1)
-    with pytest.raises(ValueError, match="steps 0.*1"):
-        trainer(toy_policy(steps=3), tmp_path, toy_prompts(2), steps=0)
-
-
-def test_one_of_several_rewards_may_have_no_weight_and_the_bar_shows_another(tmp_path):
-    zero, one = Scorer("zero", first_number, 0.0), Scorer("one", first_number)
-    assert trainer(toy_policy(), tmp_path, toy_prompts(2), scorers=[zero, one]).record.main_reward == "reward/one/mean"
-    with pytest.raises(ValueError, match="rewards.*weights.*0"):
-        trainer(toy_policy(), tmp_path, toy_prompts(2), scorers=[zero])
-
-
-@pytest.mark.parametrize("settings", [{"every": 1}, {"heldout": toy_prompts(2)}])
-def test_a_rule_that_follows_evaluations_needs_prompts_and_an_interval(settings, tmp_path):
-    with pytest.raises(ValueError, match=r"eval\.every.*data\.heldout"):
-        trainer(toy_policy(), tmp_path, toy_prompts(2), advantages=recipe(weighting=["hypervolume"]), **settings)
 
 
 def test_a_policy_with_nothing_to_train_is_refused(tmp_path):

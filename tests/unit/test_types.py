@@ -12,20 +12,10 @@ from mmgrpo.types import (
     Decisions,
     Media,
     Prompt,
-    Request,
-    Rollout,
-    Text,
     Turn,
     select_rows,
     to_image,
 )
-
-
-class Undivided:
-    """Steps of a policy that has none."""
-
-    def split(self, loss_mask, limit):
-        return iter(())
 
 
 def decisions(**fields) -> Decisions:
@@ -38,17 +28,6 @@ def decisions(**fields) -> Decisions:
         keys={"prompt": torch.tensor([8, 8, 9])},
         fields=fields,
     )
-
-
-def test_what_is_not_said_is_nothing():
-    assert Text("a") == Text("a", 0, False, ())
-    assert Prompt("a") == Prompt("a", "", None, "", {}, ())
-    assert Media("image", "a.png").options == {}
-    assert Request([Prompt("a")], [0], 2, seed=3).round == 0
-    drawn = Rollout([Prompt("a")] * 3, [Text("b")] * 3, decisions(), Undivided())
-    assert (drawn.previews, drawn.evaluations, drawn.decisions.fields, drawn.decisions.rows) == ({}, 0, {}, 3)
-    other = decisions(std=torch.ones(3, 1))
-    assert drawn.with_decisions(other).decisions is other and drawn.with_decisions(other).outputs == drawn.outputs
 
 
 def test_origins_are_told_apart():

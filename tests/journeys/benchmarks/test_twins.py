@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import twins as bench
-from benchmarks.twins import Args, bars, chosen, commit, once, report, state, thinned, threshold
+from benchmarks.twins import Args, chosen, commit, once, report, state, threshold
 from benchmarks.twins.derive import BASES, NEEDS, NO_TWIN, SCALES, Twin, twins
 from benchmarks.twins.faults import FAULTS, PANEL, planted
 from mmgrpo.config.plugins import recipe, recipes
@@ -100,21 +100,6 @@ def test_a_threshold_is_the_mean_minus_three_deviations_and_never_negative():
 )
 def test_states_are_kept_apart(runs, calibrated, word):
     assert state("h", results(runs, calibrated))[0] == word
-
-
-def test_few_are_chosen_by_a_text_and_the_same_for_the_same_text():
-    names = list(twins())
-    first = chosen(Args(few=3, key="a"), names)
-    assert len(first) == 3 and first == chosen(Args(few=3, key="a"), names)
-    assert len({tuple(chosen(Args(few=3, key=key), names)) for key in "abcd"}) == 4
-    assert chosen(Args(few=1, key="a", only=["visual/demo"]), names) == ["visual/demo"]
-    with pytest.raises(ValueError, match=r"--only.*visual/dmo.*visual/demo"):
-        chosen(Args(only=["visual/dmo"]), names)
-
-
-def test_curves_are_thinned_and_drawn():
-    assert thinned([1, 3, 5, 7]) == [1, 3, 5, 7] and thinned(list(range(20))) == [0.5 + 2 * n for n in range(10)]
-    assert bars([0, 0.5, 1]) == "▁▅█" and bars([2, 2]) == "▁▁"
 
 
 def test_the_page_shows_every_twin_with_its_state_and_every_fault():

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
-from mmgrpo.cli.corpus import alignment_text, compare, count, lines, mean, normal_of, scores, suitable
+from mmgrpo.cli.corpus import alignment_text, compare, count, normal_of, scores, suitable
 from mmgrpo.types import Prompt
 from reward_models.rules.translation import corpus_bleu, corpus_chrf, corpus_interval
 
@@ -65,50 +63,6 @@ def test_two_models_are_compared_clip_by_clip():
     found = compare(counts(SAID), counts(["the cat sat", *SAID[1:]]))
     assert found["wer"]["difference"]["mean"] == pytest.approx(-2 / 12) and found["wer"]["relative"] == -0.5
     assert found["wer"]["difference"]["high"] == 0 and found["cer"]["relative"] == pytest.approx(-4 / 12)
-
-
-def test_the_tables_name_everything():
-    found = {**whole(), "difference": compare(counts(SAID), counts(SAID[:2] + [""] + SAID[3:]))}
-    text = "\n".join(lines(found))
-    assert "voice x" in text and "0.333 [" in text
-    assert "of 12 words: 1 substituted, 2 deleted, 1 inserted" in text
-    assert "wer against the other: +0.167" in text and "(+50.0%), paired" in text
-    assert "2 a:  the {bat for cat} sat [+up+]" in text
-    assert list(lines({})) == []
-
-
-def test_the_lines_of_a_table_are_those_of_its_numbers():
-    """An interval of one clip is its value; what a group does not have is a dash."""
-    one = {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 1}
-    groups = {"voice": {"x": {"clips": 1, "wer": one}, "y": {"clips": 2}}}
-    kinds = {"substituted": 1.0, "deleted": 0.5, "inserted": 0.0, "words": 3.0}
-    difference = {
-        "wer": {"difference": {**one, "n": 0}, "relative": None},
-        "cer": {"difference": one, "relative": -0.5},
-    }
-    found = {"clips": 3, "wer": one, **kinds, "groups": groups, "worst": [], "difference": difference}
-    interval = ["0.500", "[0.250,", "0.750]"]
-    table = [line.split() for line in list(lines(found))[1:5]]
-    assert table == [
-        ["all", "together", "(95", "%)", "clips", "wer"],
-        ["all", "3", *interval],
-        ["voice", "x", "1", *interval],
-        ["voice", "y", "2", "–"],
-    ]
-    assert list(lines(found))[5:] == [
-        "of 3 words: 1 substituted, 0.5 deleted, 0 inserted",
-        "wer against the other: –, paired",
-        "cer against the other: +0.500 [+0.250, +0.750] (-50.0%), paired",
-    ]
-    # without words, there is nothing to count
-    translated = {"clips": 3, "bleu": one, "groups": {}, "worst": []}
-    assert [line.split() for line in lines(translated)][2:] == [["all", "3", *interval]]
-    worst = [{"id": "a", "errors": 12, "aligned": [("delete", "so", "")]}]
-    assert list(lines({**translated, "worst": worst}))[-3:] == [
-        "",
-        "worst clips: {hypothesis for reference}, [-deleted-], [+inserted+]",
-        "12 a:  [-so-]",
-    ]
 
 
 def test_translations_have_bleu_and_chrf_and_no_word_error_rate():
@@ -188,10 +142,6 @@ def test_groups_have_several_values_and_three_clips_each_on_average():
     assert groups(all="xxxxxx", two="xxxyyy", three="xxyyzz") == ["two"]
     assert groups(flag=[True, False] * 3, number=[1, 2] * 3, ratio=[0.5, 1.5] * 3) == ["flag", "number", "ratio"]
     assert groups(turns=[["a"], ["b"]] * 3, two="xyxyxy") == ["two"]
-
-
-def test_the_mean_of_nothing_is_no_number():
-    assert mean([1.0, 2.0]) == 1.5 and math.isnan(mean([]))
 
 
 def test_a_normalization_is_that_of_the_first_reward_that_compares_transcripts():

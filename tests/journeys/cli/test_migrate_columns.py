@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from mmgrpo.cli.migrate.tables import PROJECTS, table
+from mmgrpo.cli.migrate.tables import PROJECTS
 from mmgrpo.data.prompts import load_prompts
 from tests.journeys.cli.quick import write_video
 from tests.journeys.cli.running import call
@@ -132,9 +132,3 @@ def test_ms_swift_objects_and_verl_rewards_stay_in_meta(folder: Path):
     swift, verl = load_prompts(path)
     assert swift.meta["objects"]["bbox"] == [[1, 2, 3, 4]]
     assert verl.answer == verl.meta["reward_model"]["ground_truth"] == "a cat"
-
-
-@pytest.mark.parametrize("project", PROJECTS)
-def test_the_table_of_columns_says_of_each_whether_it_is_read(project: str):
-    for column in table(project).columns:
-        assert column["note"].startswith(("as it is", "as they are", "not", "next to", "kept")), column

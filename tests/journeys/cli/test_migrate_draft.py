@@ -8,21 +8,16 @@ from typing import Any
 import pytest
 import yaml
 
-from mmgrpo.cli.migrate.draft import Draft, equal, say, text_of, typed, yaml_of
+from mmgrpo.cli.migrate.draft import Draft, equal, typed, yaml_of
 from mmgrpo.cli.migrate.recipe import (
-    CONVERSIONS,
     account,
-    comment,
     convert,
     direct,
     drop_defaults,
-    entry,
-    head,
     recipe_of,
 )
 from mmgrpo.cli.migrate.sources import Source
 from mmgrpo.cli.migrate.tables import Row, table
-from mmgrpo.cli.migrate.tokens import family_of
 from mmgrpo.family import family
 
 
@@ -174,33 +169,11 @@ def test_equal_lines_can_be_spelled_in_several_ways(one: Any, other: Any, same: 
     assert equal(one, other) is same and equal(other, one) is same
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ("a" * 100, "a" * 100),
-        ("a" * 101, "a" * 97 + "..."),
-        ("", "''"),
-        ("a\nb\x00", "a b "),
-        (["ü", 1, None], '["ü", 1, null]'),
-        ({"a": {1}}, '{"a": "{1}"}'),
-    ],
-)
-def test_a_value_in_a_comment_is_one_short_line(value: Any, text: str):
-    assert text_of(value) == text
-
-
 @pytest.mark.parametrize("value", ["ü: #", "a\x85b", "a " * 100, ["ü", 1.5, None, True], {"a": [1]}, "no"])
 def test_a_value_of_ours_is_one_line_of_yaml(value: Any):
     text = yaml_of(value)
     assert yaml.safe_load(text) == value and len(text.splitlines()) == 1
     assert ("ü" in text) is ("ü" in str(value))
-
-
-def test_the_origin_of_a_setting_is_what_was_given_else_three_defaults():
-    assert say(["beta", "seed", "top_p"], draft(seed=7, top_p=0.5)) == "seed 7, top_p 0.5"
-    assert say(["beta", "seed", "top_p", "num_generations"], draft()) == "(default: beta 0.0, seed 42, top_p 1.0)"
-    assert say([], draft()) == ""
-    assert say(["run_name"], draft(run_name="x" * 41)) == f"run_name {'x' * 37}..."
 
 
 # ---- the recipe
@@ -273,76 +246,6 @@ def test_every_setting_of_the_source_is_accounted_for():
     assert two.left["delta"] == "see what is to be decided" and two.left["epsilon"].startswith("has no effect")
 
 
-def test_the_comment_at_the_top_says_what_to_decide_and_what_is_left_with_reasons():
-    one = draft(beta="x" * 70, delta=2, seed=1)
-    assert head(one, "") == ["# TRL as a recipe of mmgrpo; made by 'mmgrpo migrate' from flags."]
-    one.source.unread["top_p"] = "${P}"
-    one.warn("decide")
-    for key, why in (("beta", "one"), ("top_p", "one"), ("delta", "two"), ("epsilon", "not given")):
-        one.leave(key, why)
-    one.source.launcher = ["torchrun", "--x"]
-    assert head(one, "a.yaml")[1:-2] == [
-        "#",
-        "# (!) To decide before it is run:",
-        "#   - decide",
-        "#",
-        "# Not carried over:",
-        f"#   beta {'x' * 57}...",
-        "#   top_p ${P}",
-        "#       one",
-        "#   delta 2",
-        "#       two",
-    ]
-    assert head(one, "a.yaml")[0].endswith("from a.yaml.")
-    assert head(one, "a.yaml")[-2:] == [
-        "#",
-        "# Launched there by: torchrun --x. Here: accelerate launch -m mmgrpo.cli.train --config ...",
-    ]
-
-
-def test_a_long_comment_is_wrapped_and_continues_as_far_in():
-    lines = comment("word-word " * 30, "#   - ")
-    assert len(lines) == 3 and all(len(line) <= 118 for line in lines) and max(map(len, lines)) > 108
-    assert lines[0].startswith("#   - word") and all(line.startswith("#     word") for line in lines[1:])
-    assert comment("a\x00b", "# ") == ["# a b"] and comment(" ", "# ") == ["# "]
-    assert comment("x" * 50 + " " + "y-" * 40, "# ") == ["# " + "x" * 50, "# " + "y-" * 40]
-
-
-def test_an_entry_has_its_origin_behind_it_in_one_column():
-    one = draft(seed=7)
-    one.set("seed", 7, "seed", note="as\nthere")
-    one.set("steps", 3)
-    assert entry(one, "seed", "seed", 7) == "seed: 7" + " " * 33 + "  # seed 7; as there"
-    assert entry(one, "steps", "  steps", 3) == "  steps: 3"
-    assert entry(one, "keep", "keep", [1]) == "keep: [1]"
-
-
-def test_the_recipe_has_our_order_and_ends_with_a_line():
-    flags = "--max_steps 3 --temperature 0.5 --run_name a --beta 0.1 --reward_funcs accuracy_reward --lr 1"
-    flags += " --num_generations_eval 4 --save_total_limit 1"
-    text, _ = recipe_of("TRL", "", flags.split())
-    keys = re.findall(r"^(\w+):", text, re.MULTILINE)
-    order = ["name", "steps", "seed", "save_every", "keep", "trackers", "model", "data", "sampling", "algorithm"]
-    assert (
-        keys == [*order, "rewards", "optim", "eval", "undecided"] and text.endswith("\n") and not text.endswith("\n\n")
-    )
-    assert re.search(r"^  temperature: 0.5 +# temperature 0.5$", text, re.MULTILINE)
-
-
-@pytest.mark.parametrize(
-    ("project", "flags", "title"),
-    [
-        ("ms-swift", ["--num_generations", "2", "--per_device_train_batch_size", "2"], "ms-swift"),
-        ("swift", ["--num_generations", "2", "--per_device_train_batch_size", "2"], "ms-swift"),
-        ("EasyR1", ["worker.rollout.n=2"], "EasyR1"),
-        ("Flow-GRPO", ["--config.sample.num_image_per_prompt=2"], "Flow-GRPO"),
-    ],
-)
-def test_a_project_can_be_written_in_its_own_way(project: str, flags: list[str], title: str):
-    text, _ = recipe_of(project, "", flags)
-    assert text.startswith(f"# {title} as a recipe of mmgrpo; made by 'mmgrpo migrate' from flags.")
-
-
 def test_what_the_command_line_says_comes_before_what_the_source_does(tmp_path):
     path = tmp_path / "a.sh"
     path.write_text("torchrun --nproc_per_node=4 train.py --per_device_train_batch_size 8 --num_train_epochs 1\n")
@@ -366,25 +269,3 @@ def test_only_nested_projects_have_sections(tmp_path):
         text, _ = recipe_of(project, str(path), flags)
         assert ("unknown to verl" in text) is (project == "verl") and "worker.rollout.n 3" in text
     assert "#   worker {" in recipe_of("trl", str(path))[0]
-
-
-def test_what_has_a_counterpart_is_not_left():
-    made = draft(learning_rate=1e-5, bf16_full_eval=True)
-    convert(made, CONVERSIONS["trl"])
-    assert "learning_rate" not in made.left and made.left.keys() >= {"bf16_full_eval"}
-
-
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        ("Qwen/Qwen2.5-VL-3B-Instruct", "qwen_vl"),
-        ("/models/Qwen2-VL", "qwen_vl"),
-        ("Qwen3VL-8B", "qwen_vl"),
-        ("HuggingFaceTB/SmolVLM-Instruct", "smolvlm"),
-        ("Qwen/Qwen2.5-7B-Instruct", "causal_lm"),
-        ("/data/vllm/Qwen2.5-7B", "causal_lm"),  # a folder of an engine
-        ("evlm-text", "causal_lm"),
-    ],
-)
-def test_a_text_model_has_no_family_of_images(model: str, expected: str):
-    assert family_of(Source("a", {"model_name_or_path": model})) == expected

@@ -250,12 +250,6 @@ def test_text_of_the_input_never_becomes_yaml(key: str, break_: str, tmp_path: P
         assert config["output_dir"] == values[key]
 
 
-def test_the_words_of_a_launcher_are_a_comment(tmp_path: Path):
-    script = "torchrun --name='a\x85steps: 7' train.py --max_steps 3"
-    text, _ = recipe_of("trl", written(tmp_path, "a.sh", script))
-    assert "\x85" not in text and yaml.safe_load(text)["steps"] == 3
-
-
 # ---- words
 
 
@@ -285,16 +279,6 @@ def test_the_words_of_a_launcher_are_a_comment(tmp_path: Path):
 def test_words_become_values(text: str, value: Any):
     made = plain(text)
     assert made == value and type(made) is type(value)
-
-
-def test_flags_and_overrides_become_settings():
-    source = Source("the command line")
-    words = "--a 1 --b-c=2 --d --e x y --f -1 g.h=3 +i.j=k ++l=[1,2] --config.m.n=4 -o 5"
-    from_words(source, words.split())
-    assert source.values == {
-        **{"a": 1, "b_c": 2, "d": True, "e": ["x", "y"], "f": -1, "g.h": 3, "i.j": "k", "l": [1, 2]},
-        **{"m.n": 4, "o": 5},
-    }
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 
-from mmgrpo.cli.migrate.recipe import recipe_of
-from mmgrpo.cli.migrate.tokens import FILES, weighted, where
-from mmgrpo.data.prompts import READERS
+from mmgrpo.cli.migrate.tokens import where
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Prompt, Text
 from tests.journeys.cli.migrating import convert, same, values, warned
@@ -34,11 +31,6 @@ def test_a_data_set_is_a_file_or_of_the_hub(name: str, place: str):
 
 
 NONE = "data.train: no data set is named"
-
-
-def test_a_file_of_any_form_that_is_read_is_named_as_it_is():
-    assert {*FILES} == {*READERS, ".parquet"}
-    assert [where(f"rows{ending}") for ending in FILES] == [f"rows{ending}" for ending in FILES]
 
 
 @pytest.mark.parametrize(
@@ -177,12 +169,6 @@ def test_trackers_are_kept_whether_or_not_they_are_installed_here(
     assert values(convert("easyr1", "trackers", {})) == {"trackers": []}  # its default, which nobody asked for
 
 
-def test_a_tracker_that_is_not_installed_here_stays_in_the_recipe_which_says_how_it_is():
-    text, notes = recipe_of("easyr1", "", ["worker.rollout.n=2", "trainer.logger=[comet_ml]"])
-    assert "trackers: [comet_ml]" in text
-    assert any(re.search("trackers.*'comet_ml'.*pip install comet-ml", note) for note in notes)
-
-
 # ---- rewards
 
 NAMED = "rewards: no reward is named"
@@ -285,16 +271,6 @@ def test_a_row_needs_no_column_to_be_judged_as_there(project: str, name: str, ri
     outputs = [Text(text) for text in (*right, *wrong)]
     prompts = [Prompt("2 + 2", answer="$4$")] * len(outputs)
     assert list(scorer(reward).fn(prompts, outputs)) == [1.0] * len(right) + [0.0] * len(wrong)
-
-
-def test_the_reward_model_of_ms_swift_is_named_by_its_own_setting():
-    draft = convert("ms_swift", "rewards", {"reward_funcs": ["accuracy"], "reward_model": "a/judge"})
-    assert warned(draft, "reward_model a/judge: name its counterpart") and [*draft.left] == ["reward_model"]
-
-
-def test_a_weight_stands_before_the_parameters():
-    assert weighted("task", 1) == weighted("task", 1.0) == "task"
-    assert (weighted("task", 0.5), weighted("a(b=1)", 2)) == ("task(weight=0.5)", "a(weight=2, b=1)")
 
 
 # ---- what is said around a question

@@ -17,7 +17,6 @@ from typing import Annotated, Any
 import pytest
 import tyro
 
-from mmgrpo.cli.options import options, words
 from mmgrpo.cli.train import KEYS, arithmetic, main, read
 from mmgrpo.config.extras import install
 from mmgrpo.config.ranges import within
@@ -262,14 +261,6 @@ def test_only_the_first_process_prints(trained, monkeypatch):
     assert trained(TEXT)[0].startswith("a rollout: ")
 
 
-@pytest.mark.parametrize(("about", "shown"), [((), "mmgrpo launch"), (("What it is.",), "What it is.")])
-def test_help_of_training_begins_with_what_it_is_about(about, shown, capsys):
-    with pytest.raises(SystemExit):
-        main(["--help"], *about)
-    said = capsys.readouterr().out
-    assert shown in said and ("mmgrpo launch" in said) is not bool(about)
-
-
 def test_the_keys_of_samples_are_those_of_the_policies():
     from mmgrpo.policies.categorical import CategoricalPolicy
     from mmgrpo.policies.denoising import DenoisingPolicy
@@ -334,24 +325,6 @@ class Few:
     """Some words."""
     count: Annotated[int, within("[0, 9]")] = 4
     """A count."""
-
-
-def test_words_are_those_that_are_given_or_those_of_the_process(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["a command", "x", "--count", "3"])
-    assert words(None) == ["x", "--count", "3"] and words(()) == [] and words(["y"]) == ["y"]
-    assert options(Few, None, "") == Few(["x"], 3) and options(Few, ["y", "z"], "") == Few(["y", "z"], 4)
-    with pytest.raises(ValueError, match="--count.*10"):
-        options(Few, ["y", "--count", "10"], "")
-
-
-@pytest.mark.parametrize(("program", "name"), [(None, "a command"), ("mmgrpo few", "mmgrpo few")])
-def test_help_begins_with_the_name_of_the_program_and_what_it_is_about(program, name, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["a command"])
-    given = () if program is None else (program,)
-    with pytest.raises(SystemExit):
-        options(Few, ["--help"], "It counts.", *given)
-    shown = capsys.readouterr().out
-    assert shown.startswith(f"usage: {name} [") and "It counts." in shown and "A count." in shown
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import wave
 
 import numpy as np
@@ -11,7 +10,7 @@ import PIL.Image
 import pytest
 import torch
 
-from mmgrpo.cli.score import answer_of, kind_of, line_of, read_output
+from mmgrpo.cli.score import answer_of, read_output
 from mmgrpo.types import Prompt, Text
 from tests.journeys.cli.running import call
 
@@ -150,14 +149,6 @@ def test_files_are_read_and_scored_in_batches_each_for_a_prompt_of_its_own(files
     assert capsys.readouterr().out.splitlines()[:2] == ["file         seen", "0.txt           5"]
 
 
-def test_a_line_has_six_digits_of_each_value_and_json_all_of_them(files, capsys):
-    values = {"a": 0.12345678, "length_of_it": math.nan}
-    assert line_of("ü.txt", values, 7, as_json=False) == "ü.txt     0.123457        failed"
-    assert line_of("ü.txt", values, 7, as_json=True) == (
-        '{"file": "ü.txt", "rewards": {"a": 0.12345678, "length_of_it": null}}'
-    )
-
-
 def test_nothing_is_scored_before_all_files_are_known_to_be_of_a_kind(files, capsys, calls):
     with pytest.raises(ValueError, match="b.pkl.*'.pkl'"):
         call("score", "--reward", f"{__name__}:seen(process=False)", "good.txt", "b.pkl")
@@ -175,12 +166,3 @@ def test_torch_computes_with_as_many_threads_as_it_is_told(files):
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-
-
-def test_a_folder_is_no_file_to_score(tmp_path):
-    with pytest.raises(ValueError, match=rf"folder.*{tmp_path}/\*"):
-        kind_of(f"{tmp_path}/")
-
-
-def test_suffixes_do_not_depend_on_case():
-    assert [kind_of(name) for name in ("a.PNG", "b.Mp4", "c.wav", "d.txt")] == ["image", "video", "audio", "text"]

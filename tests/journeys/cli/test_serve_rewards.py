@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import signal
 from collections.abc import Iterator
@@ -14,10 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 
-from mmgrpo.cli.serve_rewards import Args, batches, is_loopback, main, read_token, warm_up
-from mmgrpo.scoring.batching import Busy, Joining
+from mmgrpo.cli.serve_rewards import Args, batches, is_loopback, main, read_token
+from mmgrpo.scoring.batching import Joining
 from mmgrpo.scoring.envelope import Limits
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.types import Prompt, Text
@@ -133,16 +131,6 @@ def test_a_reward_that_cannot_be_loaded_stops_the_server(served):
         served("--reward", "ocr", fails=True)
 
 
-def test_torch_computes_with_as_many_threads_as_the_server_is_told(served):
-    before = torch.get_num_threads()
-    try:
-        for options, present in ((["--threads", "3"], 3), (["--threads", "0"], 3), ([], 3), (["--threads", "2"], 2)):
-            served("--reward", "ocr", *options)
-            assert torch.get_num_threads() == present
-    finally:
-        torch.set_num_threads(before)
-
-
 DECLARED = Manifest(("Text",), 0, 1, reads=("text",))
 
 
@@ -182,20 +170,6 @@ def test_a_reward_is_loaded_on_its_device_and_warmed_up_where_it_declares_what_i
     assert loaded == [(written, "cuda:1")] and (one.manifest, len(asked)) == (declared, declared is not None)
 
 
-def test_as_many_requests_wait_as_are_allowed():
-    async def crowd(allowed: int) -> int:
-        one = batches("jpeg_compressibility", Args(max_waiting=allowed), "cpu")
-        one.ready = True
-        tasks = [asyncio.create_task(one.score([Prompt("a")], [Text("a")])) for _ in range(4)]
-        await asyncio.sleep(0)
-        refused = sum(task.done() and isinstance(task.exception(), Busy) for task in tasks)
-        for task in tasks:
-            task.cancel()
-        return refused
-
-    assert [asyncio.run(crowd(allowed)) for allowed in (1, 3, 256)] == [3, 1, 0]
-
-
 def test_a_token_is_what_stands_in_its_file(tmp_path, monkeypatch):
     assert read_token("") == ""
     (tmp_path / "token").write_text("\n  0123456789abcdef \n")
@@ -206,15 +180,6 @@ def test_a_token_is_what_stands_in_its_file(tmp_path, monkeypatch):
         (tmp_path / "token").write_text(wrong)
         with pytest.raises(ValueError, match=f"token.*{len(wrong)}"):
             read_token(str(tmp_path / "token"))
-
-
-def test_the_options_of_a_server_have_the_values_that_are_documented():
-    assert vars(Args()) == {
-        **{"reward": [], "host": "127.0.0.1", "port": 8700, "token_file": "", "max_batch": 0, "max_wait": 0.005},
-        **{"max_waiting": 256, "max_mebibytes": 1024, "max_pixels": 16_777_216, "drain": 600.0, "device": "auto"},
-        **{"max_seconds": 1800.0, "max_in_flight": 4096, "header_seconds": 30.0, "body_seconds": 120.0},
-        "threads": 0,
-    }
 
 
 @pytest.mark.parametrize("token", ["", "short", "with spaces in the token", "é" * 20])
@@ -237,36 +202,6 @@ def test_a_reward_has_its_name_its_time_and_its_manifest():
     assert batches("my.module:mine", Args(max_wait=2.0), "cpu").joining.seconds == 2.0
     assert batches("my.module:mine", Args(), "cpu").name == "mine"
     assert batches("length_bonus", Args(), "cpu").alone
-
-
-def test_a_reward_is_warmed_up_with_what_it_reads_and_only_if_that_can_be_made_up():
-    asked: list[Any] = []
-    prompted: list[Prompt] = []
-
-    def reward(prompts: list[Prompt], outputs: list[Any]) -> list[float]:
-        prompted.extend(prompts)
-        asked.extend(outputs)
-        return [0.0]
-
-    for kind in ("Text", "Image", "Video", "Audio"):
-        warm_up(reward, Manifest((kind,), reads=("text", "media")))
-    text, image, video, audio = asked
-    assert text == Text("a red circle", tokens=3)
-    assert image.pixels.shape == (3, 64, 64) and video.frames.shape == (4, 3, 64, 64) and video.fps == 8
-    assert image.pixels.unique().tolist() == video.frames.unique().tolist() == [0.5]
-    # two seconds of a tone of 440 Hz, which is 0.1 loud
-    assert audio.samples.shape == (1, 32_000) and audio.rate == 16_000
-    crossings = (audio.samples[0, 1:] * audio.samples[0, :-1] < 0).sum().item()
-    assert abs(crossings - 2 * 2 * 440) <= 2 and audio.samples.max() == pytest.approx(0.1, abs=1e-4)
-    assert audio.samples[0, 1] == pytest.approx(0.1 * math.sin(2 * math.pi * 440 / 16_000))
-    assert prompted == [Prompt("a red circle", "warm-up")] * 4
-    warm_up(reward, Manifest(("Image", "Text")))
-    assert type(asked.pop()).__name__ == "Image"  # the first of what it scores
-    warm_up(reward, Manifest(("Text",), reads=("answer",)))
-    warm_up(reward, Manifest(("Audio",), reads=("media",)))
-    warm_up(reward, Manifest(("Video",), reads=("reward",)))
-    warm_up(reward, None)
-    assert len(asked) == 4
 
 
 @contextmanager

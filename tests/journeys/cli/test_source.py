@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,36 +51,6 @@ def test_the_model_the_latest_checkpoint_and_that_of_the_last_step_are_the_weigh
     assert any(not torch.equal(value, untrained[name]) for name, value in model.items() if name in untrained)
 
 
-def test_what_is_not_there_is_named_with_what_is(brief_run, tmp_path):
-    with pytest.raises(ValueError, match="--weights.*'best'"):
-        loaded(brief_run, "best")
-    with pytest.raises(FileNotFoundError, match="contains.*step-000001.*step-000002"):
-        loaded(brief_run, "3")
-    incomplete = tmp_path / "run"
-    incomplete.mkdir()
-    (incomplete / "config.yaml").write_text((brief_run / "config.yaml").read_text())
-    with pytest.raises(FileNotFoundError, match="incomplete.*--weights"):
-        loaded(incomplete, "model")
-    with pytest.raises(FileNotFoundError, match="checkpoint.*--weights"):
-        loaded(incomplete, "latest")
-    with pytest.raises(FileNotFoundError, match="'nowhere'.*'nowhere/config.yaml'"):
-        read_source(Evaluate, ["--run", "nowhere"], "")
-    with pytest.raises(ValueError, match="--weights 'latest'.*--run"):
-        read_source(Evaluate, ["--weights", "latest"], "")
-    for name in ("samples", "batch-size"):
-        with pytest.raises(ValueError, match=f"--{name}.*0"):
-            read_source(Evaluate, [f"--{name}", "0"], "")
-        assert read_source(Evaluate, [f"--{name}", "1"], "")[0] is not None
-
-
-def test_the_settings_of_the_run_are_those_of_the_command(brief_run):
-    args, config, _ = read_source(Evaluate, ["--run", str(brief_run)], "")
-    assert (args.limit, args.threads, args.weights, args.seed) == (2, 1, "model", 1234)
-    assert (config.optim.interpolation, config.model.height) == (0.5, 16)
-    args, *_ = read_source(Evaluate, [], "")
-    assert (args.limit, args.threads, args.run, args.file) == (0, 0, "", "")
-
-
 def test_a_command_takes_the_threads_and_the_device_that_it_is_told():
     before = torch.get_num_threads()
     try:
@@ -109,31 +77,6 @@ def test_a_run_is_measured_against_its_first_weights_on_the_same_prompts(brief_r
     assert f"written: {output}" in capsys.readouterr().out
 
 
-def test_a_reward_that_scores_nothing_is_no_measure(brief_run, tmp_path, monkeypatch, copied):
-    (tmp_path / "nothing.py").write_text("def at_all(prompts, outputs):\n    return [float('nan')] * len(outputs)\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match="NaN.*2"):
-        call("evaluate", "--run", brief_run, "--rewards", "nothing:at_all", "--output", tmp_path / "out.json")
-    assert not (tmp_path / "out.json").exists()
-
-
-def test_samples_of_both_models_are_listed_with_their_noise_and_rewards(brief_run, tmp_path):
-    options = ["--before", "--samples", 2, "--limit", 1, "--rewards", "jpeg_compressibility", "--output", tmp_path]
-    call("sample", "--run", brief_run, *options)
-    listed = json.loads((tmp_path / "samples.json").read_text())
-    rows = listed["drawn"]
-    assert [(row["weights"], row["slot"], row["sample"]) for row in rows] == [
-        *(("untrained", 0, sample) for sample in (0, 1)),
-        *(("model", 0, sample) for sample in (0, 1)),
-    ]
-    assert all(math.isfinite(row["rewards"]["jpeg_compressibility"]) and row["seed"] == 1234 for row in rows)
-    assert listed["run"] == str(brief_run) and listed["samples"] == 2
-    assert sorted(one.name for one in tmp_path.glob("*.png")) == [
-        "000-0-before.png", "000-0.png", "000-1-before.png", "000-1.png", "grid.png",
-    ]  # fmt: skip
-
-
 def test_what_a_family_adds_to_the_summary_is_in_it(words_folder, tmp_path, monkeypatch):
     from mmgrpo.family import family
 
@@ -144,16 +87,6 @@ def test_what_a_family_adds_to_the_summary_is_in_it(words_folder, tmp_path, monk
     assert (summary["seen"], summary["steps"], summary["modality"], summary["family"]) == (1, 1, "visual", "sd3")
     assert not (tmp_path / "run" / "skipped.jsonl").exists()  # no prompt was left out
     assert (summary["preset"], summary["seed"], summary["skipped_steps"]) == ("grpo", 0, 0)
-
-
-def test_a_model_whose_files_were_changed_is_not_loaded(brief_run, tmp_path):
-    copy = shutil.copytree(brief_run, tmp_path / "run")
-    weights = next((copy / "model").rglob("*.safetensors"))
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
-    with pytest.raises(ValueError, match=weights.name):
-        loaded(copy, "model")
 
 
 @pytest.mark.parametrize("weights", ["best", "-1", "1234567890"])

@@ -107,21 +107,3 @@ def test_the_papers_recipe_trains_with_judges_of_random_weights(tmp_path, monkey
     assert lines[0]["ratio/first_minus_one"] == pytest.approx(0, abs=1e-5)
     assert lines[0]["kl"] == pytest.approx(0, abs=1e-6) and lines[1]["kl"] > 0
     assert summary(tmp_path / "dmospeech2")["steps"] == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--model.renderer=hibary", *NEW], "'hibary'.*'hibari'"),
-        (
-            ["--model.path", ".", "--data.train", "embedded:speech/say_train.txt"],
-            "model.path.*config.json.*model.safetensors",
-        ),
-        (["--model.path", "."], "data.train.*model.path=."),
-    ],
-)
-def test_what_cannot_start_is_an_error_that_leaves_no_folder(options, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        call("train", *SMALL, *options)
-    assert list(tmp_path.iterdir()) == []

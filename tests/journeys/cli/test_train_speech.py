@@ -153,20 +153,3 @@ def test_clips_that_cannot_be_heard_are_listed_and_too_many_stop_the_run(whisper
     call("train", *options, "--data.skip-limit", 0.5)
     (skipped,) = read_lines(tmp_path / "whisper_adapt" / "skipped.jsonl")
     assert skipped["id"] == "3"
-
-
-LATE = {
-    "no checkpointing": (["--model.gradient-checkpointing"], "gradient_checkpointing.*True"),
-    "preset for pictures": (["--algorithm.preset", "flow_grpo"], "'flow_grpo'.*gaussian"),
-    "clips longer than the model hears": (["--model.seconds", 0.1], "cannot be read"),
-}
-
-
-@pytest.mark.parametrize("case", LATE)
-def test_what_cannot_start_is_an_error_that_leaves_no_folder(case, whisper_folder, tmp_path):
-    options, message = LATE[case]
-    small = ["--model.family", "whisper", "--model.path", whisper_folder, "--output-dir", tmp_path, *quick.SPEECH]
-    small += ["--data.train", "embedded:speech/train.jsonl", "--rewards", "one_minus_wer"]
-    with pytest.raises(ValueError, match=message):
-        call("train", *small, *options)
-    assert list(tmp_path.iterdir()) == []

@@ -90,20 +90,3 @@ def test_the_recipe_of_dragon_trains_with_a_small_embedding(small, tmp_path):
     assert [line["reward/frechet/mean"] for line in lines] == [0.5, 0.5], "half of the sounds are in the positive set"
     assert lines[0]["ratio/first_minus_one"] == pytest.approx(0, abs=1e-5)
     assert json.loads((tmp_path / "dragon_audio" / "summary.json").read_text())["steps"] == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--sampling.kernel", "flow_sde"], "'stable_audio'"),
-        (["--model.seconds", 2], "model.seconds.*0.512"),
-        (["--model.family", "whisper"], "model.family.*stable_audio"),
-    ],
-)
-def test_what_cannot_start_is_an_error_that_leaves_no_folder(options, message, small, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    other = [*small[2:4], *small[6:10], "--threads", 1, "--trackers", "--rewards", "one_minus_wer"]
-    kept = small if options[0] != "--model.family" else other
-    with pytest.raises(ValueError, match=message):
-        call("train", *kept, *options)
-    assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,6 @@ import torch
 import yaml
 from PIL import Image as Pil
 
-from mmgrpo.runtime.identity import Identity
 from pipelines.vlm import image_text, qwen_vl_tiny
 from tests.journeys.cli import quick
 from tests.journeys.cli.running import call, metrics, read_lines, summary, write_rows
@@ -180,46 +179,6 @@ def test_a_model_that_zooms_into_its_images_trains_and_resumes(kind, media, tmp_
 
 
 # ---- mistakes
-
-EARLY = {
-    "too long": (["--data.too-long", "cut"], "--data.too-long.*'cut'.*refuse, filter"),
-    "truncated": (["--sampling.truncated", "msk"], "--sampling.truncated.*'msk'.*train, mask"),
-    "updates": (["--optim.updates", 9], "8 groups.*optim.updates=9"),
-    "preset": (["--algorithm.preset", "dap"], "'dap'.*'dapo'"),
-}
-
-
-@pytest.mark.parametrize("case", EARLY)
-def test_a_mistake_in_the_settings_is_an_error_before_anything_is_loaded(case, tmp_path):
-    options, message = EARLY[case]
-    with pytest.raises(ValueError, match=message):
-        call("train", "--model.family", "qwen_vl", "--output-dir", tmp_path, *options)
-    assert list(tmp_path.iterdir()) == []
-
-
-LATE = {
-    "model": (["--model.path", "nowhere"], "'nowhere'"),
-    "preset": (["--algorithm.preset", "flow_grpo"], "'flow_grpo'.*gaussian"),
-    "reward": (["--rewards", "formt"], "'formt'.*'format'"),
-    "contrast": (["--sampling.contrast", "shuffled"], "'shuffled'.*'shuffled_frames'"),
-    "prompts": (["--data.train", "no.jsonl"], "no.jsonl"),
-    "media": (["--data.media-root", "elsewhere"], "4 of 4"),
-    "all too long": (
-        ["--model.max-prompt-tokens", 5, "--data.too-long", "filter"],
-        "model.max_prompt_tokens=5",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", LATE)
-def test_what_is_missing_is_an_error_and_an_earlier_run_stays(case, qwen_folder, media, tmp_path):
-    """Even with --overwrite: a run that cannot start removes nothing."""
-    Identity("a", "b").write(tmp_path / "run")
-    (tmp_path / "run" / "config.yaml").write_text("name: run\n")
-    options, message = LATE[case]
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        train(qwen_folder, media, tmp_path, *quick.questions(tmp_path, "exact", ("image",)), "--overwrite", *options)
-    assert (tmp_path / "run" / "config.yaml").read_text() == "name: run\n"
 
 
 def test_a_broken_video_stops_the_run_with_an_error_that_names_it(qwen_folder, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import ClassVar
 
 import pytest
 import torch
@@ -19,8 +18,8 @@ from mmgrpo.toy import scenes
 from mmgrpo.types import Media, Prompt, Request, Text, Turn
 from pipelines.factory import recognize
 from pipelines.options import ModelOptions
-from pipelines.pretrained import architecture, locate, read_network
-from pipelines.training import PLAIN, FrozenCopy, Training
+from pipelines.pretrained import architecture, locate
+from pipelines.training import PLAIN, Training
 from tests.tiny import maker, tiny_checkpoint
 
 
@@ -219,21 +218,6 @@ def test_a_policy_of_noise_levels_keeps_its_reference_and_saves_its_network(word
     assert all(torch.equal(a, b) for a, b in zip(again.network.parameters(), made.network.parameters(), strict=True))
 
 
-def test_a_reference_that_was_not_kept_is_an_error_and_one_that_was_is_kept_once():
-    network = torch.nn.Linear(1, 1)
-    copy = FrozenCopy(network)
-    with pytest.raises(ValueError, match="untrained"):
-        copy()
-    copy.keep()
-    first = copy.copies[0].weight.clone()
-    with torch.no_grad():
-        network.weight += 1
-    copy.keep()
-    assert len(copy.copies) == 1
-    with copy() as before:
-        assert torch.equal(before.weight, first) and not before.weight.requires_grad
-
-
 # How a checkpoint is recognized
 
 
@@ -283,12 +267,6 @@ def test_a_hub_id_is_asked_for_its_files_in_turn(tmp_path, monkeypatch):
     assert asked == [("owner/model", "model_index.json"), ("owner/model", "config.json")]
 
 
-@pytest.mark.parametrize("path", ["nowhere", "a/b/c", "/a/b", "-a/b", "a/", ""])
-def test_what_is_neither_a_folder_nor_a_hub_id_is_refused(path):
-    with pytest.raises(FileNotFoundError, match="model folder"):
-        locate(path, "owner/example")
-
-
 def test_a_folder_needs_one_of_its_marks_and_a_hub_id_has_one_slash(tmp_path):
     assert locate("owner/name.v1", "a/b") == "owner/name.v1"
     with pytest.raises(FileNotFoundError, match="config.json"):
@@ -297,35 +275,6 @@ def test_a_folder_needs_one_of_its_marks_and_a_hub_id_has_one_slash(tmp_path):
     with pytest.raises(FileNotFoundError, match="b.json.*a.json.*c.json"):
         locate(tmp_path, "a/b", "a.json", "c.json")
     assert locate(tmp_path, "a/b", "a.json", "b.json") == str(tmp_path)
-
-
-class Reads:
-    """A class of networks that is asked for one; the checkpoint lacks what it is told."""
-
-    asked: ClassVar[list[tuple[str, dict]]] = []
-    missing: ClassVar[list[str]] = []
-
-    @classmethod
-    def from_pretrained(cls, path, **given):
-        cls.asked.append((path, given))
-        if path == "gone/away":
-            raise OSError("cannot be reached")
-        return torch.nn.Dropout(), {"missing_keys": set(cls.missing)}
-
-
-def test_a_network_is_read_whole_or_not_at_all(monkeypatch):
-    monkeypatch.setattr(Reads, "asked", [])
-    network = read_network(Reads, "a/b", PLAIN, "transformer")
-    assert not network.training
-    flags = {"output_loading_info": True, "subfolder": "transformer", "use_safetensors": True, "variant": None}
-    assert Reads.asked == [("a/b", {"dtype": torch.float32, **flags})]
-    read_network(Reads, "a/b", Training(weights="saved"))
-    assert Reads.asked[1][0] == "saved" and Reads.asked[1][1]["subfolder"] == ""
-    with pytest.raises(FileNotFoundError, match="part/.*gone/away"):
-        read_network(Reads, "gone/away", PLAIN, "part")
-    monkeypatch.setattr(Reads, "missing", ["b", "a", "d", "c"])
-    with pytest.raises(ValueError, match=r"'a/b'.*4.*\['a', 'b', 'c'\]"):
-        read_network(Reads, "a/b", PLAIN)
 
 
 def test_the_precision_of_storage_is_full_where_the_network_itself_trains():
@@ -357,11 +306,6 @@ def test_the_fewest_pixels_may_be_the_most_and_no_more():
 
 
 # Texts and media of a command line
-
-
-def test_texts_of_a_command_line_are_prompts():
-    typed = family("qwen_vl").prompts(config_class(family("qwen_vl").sections)(), ["one", "two"])
-    assert [(one.text, one.id, one.media) for one in typed] == [("one", "prompt-0", ()), ("two", "prompt-1", ())]
 
 
 class Plain:

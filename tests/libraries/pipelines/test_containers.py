@@ -10,7 +10,7 @@ import torch
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.types import Media
 from pipelines import containers
-from pipelines.containers import container_format, open_container, within_limit
+from pipelines.containers import container_format, open_container
 from pipelines.speech import audio
 from pipelines.speech.audio import read_audio
 from pipelines.vlm import frames
@@ -105,22 +105,10 @@ def test_the_largest_default_selection_in_full_hd_is_within_and_one_frame_more_i
         check_selection(769, 1088, 1920)
 
 
-def test_packets_are_counted(monkeypatch):
-    monkeypatch.setattr(containers, "MAX_PACKETS", 3)
-    assert list(within_limit("abc")) == ["a", "b", "c"]
-    with pytest.raises(Unreadable, match="3.*packets"):
-        list(within_limit("abcd"))
-
-
 def test_a_clip_of_too_many_packets_is_refused(mp4, monkeypatch):
     monkeypatch.setattr(containers, "MAX_PACKETS", 15)
     with pytest.raises(Unreadable, match=r"a\.mp4.*15"):
         decode(mp4, lambda total, fps: [0])
-
-
-@pytest.mark.parametrize(("rate", "channels"), [(audio.MAX_RATE, audio.MAX_CHANNELS), (1, 1)])
-def test_rates_and_channels_within_the_limits_are_those_of_sounds(rate, channels):
-    audio._check_header(rate, channels, 30 * rate, 30.0)
 
 
 @pytest.mark.parametrize(
@@ -146,12 +134,6 @@ def test_a_sound_that_av_reads_has_the_same_limits(tmp_path):
         container.mux(stream.encode())
     with pytest.raises(Unreadable, match=r"a\.mkv.*rate.*400000"):
         read_audio(Media("audio", str(tmp_path / "a.mkv")))
-
-
-def test_the_beginning_of_a_file_or_of_its_content_has_so_many_bytes(tmp_path):
-    (tmp_path / "a").write_bytes(b"abcdef")
-    for file in (str(tmp_path / "a"), BytesIO(b"abcdef")):
-        assert containers.beginning(file, 4) == b"abcd" and containers.beginning(file, 9) == b"abcdef"
 
 
 def test_a_file_in_memory_is_read_from_its_beginning_again():

@@ -8,16 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from mmgrpo.runtime import products
 from pipelines import kv, lora
 from pipelines.generic_lm import _joined
-from pipelines.speech import audio, duration, whisper
-from pipelines.training import Training, autocast, freeze, make_trainable, target_names
-from pipelines.visual import flow, sizes
-from tests.building import load
+from pipelines.speech import audio, duration
+from pipelines.training import Training, freeze, make_trainable, target_names
 
 
 def network() -> nn.Module:
@@ -93,58 +90,6 @@ def test_a_target_is_proposed_by_the_last_two_parts_of_a_name_without_numbers():
     assert "Known: 0" not in str(error.value)
 
 
-def test_a_folder_of_adapters_is_whole_or_refused(tmp_path):
-    assert not lora.has_adapters("") and not lora.has_adapters(tmp_path)
-    with pytest.raises(FileNotFoundError, match="adapter_config.json.*adapter_model.safetensors"):
-        lora.read_adapters(tmp_path)
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 4}))
-    assert lora.has_adapters(tmp_path)
-    with pytest.raises(FileNotFoundError, match="adapter_model.safetensors"):
-        lora.read_adapters(tmp_path)
-    save_file({"base_model.model.a.lora_A.weight": torch.ones(2)}, tmp_path / "adapter_model.safetensors")
-    with pytest.raises(ValueError, match="targets"):
-        lora.read_adapters(tmp_path)
-    config = {"r": 2, "lora_alpha": 4, "target_modules": ["a"]}
-    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
-    weights, read = lora.read_adapters(tmp_path)
-    assert weights.keys() == {"a.lora_A.weight"} and read == config
-    with pytest.raises(ValueError, match="lora_rank.*3.*2"):
-        lora.continue_adapters(network(), tmp_path, 3)
-
-
-def test_adapters_in_diffusers_format_carry_their_settings_in_the_file(tmp_path):
-    config = {"transformer.r": 2, "transformer.lora_alpha": 4, "transformer.target_modules": ["a"]}
-    metadata = {"lora_adapter_metadata": json.dumps(config)}
-    file = tmp_path / "pytorch_lora_weights.safetensors"
-    save_file({"transformer.a.lora_A.weight": torch.ones(2)}, file, metadata=metadata)
-    weights, read = lora.read_adapters(tmp_path)
-    assert weights.keys() == {"a.lora_A.weight"} and read == {"r": 2, "lora_alpha": 4, "target_modules": ["a"]}
-    save_file({"transformer.a.lora_A.weight": torch.ones(2)}, file)
-    with pytest.raises(ValueError, match="targets"):
-        lora.read_adapters(tmp_path)
-
-
-@pytest.mark.parametrize("change", ["missing", "unexpected"])
-def test_adapters_that_do_not_fit_are_refused(change):
-    from transformers import LlamaConfig, LlamaModel
-
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    made = LlamaModel(LlamaConfig(vocab_size=5, **sizes))
-    lora.add_lora(made, 2, 4.0, ["q_proj"], 0)
-    weights, config = lora.lora_weights(made)
-    weights = {name: value + 1 for name, value in weights.items()}
-    fresh = LlamaModel(LlamaConfig(vocab_size=5, **sizes))
-    parameters = lora.load_lora(fresh, weights, config)
-    assert all(torch.equal(p.detach(), w) for p, w in zip(parameters, weights.values(), strict=True))
-    assert [tuple(p.shape) for p in lora.add_lora(LlamaModel(made.config), 1, 4.0, ["q_proj"], 0)] == [(1, 8), (8, 1)]
-    broken = dict(weights)
-    name, value = broken.popitem()
-    if change == "unexpected":
-        broken |= {name: value, name.replace("q_proj", "x_proj"): value}
-    with pytest.raises(ValueError, match="adapters"):
-        lora.load_lora(LlamaModel(LlamaConfig(vocab_size=5, **sizes)), broken, config)
-
-
 # Caches
 
 
@@ -180,41 +125,6 @@ def test_caches_of_several_rows_are_padded_on_the_left():
 # Sounds
 
 
-def samples(*values: float) -> np.ndarray:
-    return np.array([values], np.float32).T
-
-
-@pytest.mark.parametrize(
-    ("sound", "rate", "message"),
-    [
-        (samples(0.5), 0, "rate of 0.*192,000"),
-        (np.zeros((0, 1), np.float32), 8, "samples"),
-        (samples(*[0.5] * 17), 8, "got 2.1 s of sound, expected at most 2 s"),
-        (samples(0.5, np.nan, np.inf), 8, "2.*NaN"),
-        (samples(0.5, -9.0), 8, r"samples.*9.*\[-1, 1\]"),
-        (np.array([[0.5, -0.5]], np.float32), 8, "silent.*0.*averaged"),
-        (samples(0.0, 0.0), 8, "silent.*0"),
-    ],
-)
-def test_a_sound_that_no_model_can_use_is_refused(sound, rate, message):
-    with pytest.raises(audio.Unreadable, match=message):
-        audio._validate(sound, rate, 2.0)
-
-
-@pytest.mark.parametrize(
-    ("sound", "rate", "heard", "peak"),
-    [
-        (samples(*[0.5] * 16), 8, [0.5] * 16, 0.5),  # of two seconds, the most
-        (samples(0.5, audio.MAX_PEAK), 1, [0.5 / audio.MAX_PEAK, 1], audio.MAX_PEAK),  # scaled, not cut off
-        (np.array([[0.5, 0.25]], np.float32), 1, [0.375], 0.375),
-        (samples(1.5 * audio.SILENCE), 1, [1.5 * audio.SILENCE], 1.5 * audio.SILENCE),
-    ],
-)
-def test_a_sound_at_the_limits_is_heard(sound, rate, heard, peak):
-    clip, height = audio._validate(sound, rate, 2.0)
-    assert clip.rate == rate and clip.samples.tolist() == [pytest.approx(heard)] and height == pytest.approx(peak)
-
-
 def test_a_video_without_sound_and_a_file_with_fewer_frames_than_it_says_are_refused(tmp_path, monkeypatch):
     import soundfile
 
@@ -247,86 +157,6 @@ def test_a_network_of_durations_says_that_it_is_one(tmp_path):
     assert duration.read_shape(path) == duration.Shape(classes=24)
 
 
-class Tokens:
-    """A tokenizer with four tokens of its own; an unknown one is the end, as Whisper's, which is no language either."""
-
-    unk_token, unk_token_id = "<|endoftext|>", 9
-    known = {"<|startoftranscript|>": 1, "<|en|>": 2, "<|transcribe|>": 3, "<|notimestamps|>": 4}  # noqa: RUF012
-
-    def convert_tokens_to_ids(self, token: str) -> int:
-        return self.known.get(token, self.unk_token_id)
-
-
-def test_the_prefix_of_a_transcript_names_language_and_task_where_the_model_has_several():
-    assert whisper.prefix_ids(Tokens(), True, "en", "transcribe") == (1, 2, 3, 4)
-    assert whisper.prefix_ids(Tokens(), False, "en", "transcribe") == (1, 4)
-    for language, task, refused in (("xx", "transcribe", "language xx"), ("en", "translate", "task translate")):
-        with pytest.raises(ValueError, match=f"{refused}.*en and transcribe"):
-            whisper.prefix_ids(Tokens(), False, language, task)
-    absent = (("xx", "transcribe", "<|xx|>"), ("en", "translate", "<|translate|>"), ("endoftext", "x", "<|endoftext|>"))
-    for language, task, missing in absent:
-        with pytest.raises(ValueError, match="Whisper") as error:
-            whisper.prefix_ids(Tokens(), True, language, task)
-        assert missing in str(error.value)
-
-
-def test_the_nearest_size_is_a_multiple_within_the_limits():
-    nearest = [sizes.nearest_multiple(size, 8, 100) for size in (1, 10, 13, 99, 1000)]
-    assert nearest == [8, 8, 16, 96, 96]
-
-
-def test_the_shift_of_levels_is_linear_in_the_number_of_image_tokens():
-    assert flow.image_shift({}, 256, 1.15) == pytest.approx(0.5) and flow.image_shift({}, 4096, 1.15) == pytest.approx(
-        1.15
-    )
-    config = {"base_image_seq_len": 100, "max_image_seq_len": 300, "base_shift": 1.0, "max_shift": 2.0}
-    assert [flow.image_shift(config, tokens, 9.0) for tokens in (100, 200, 300)] == pytest.approx([1.0, 1.5, 2.0])
-
-
-@pytest.mark.parametrize("by_the_scheduler", [False, True])
-def test_flux_spaces_its_levels_evenly_or_leaves_it_to_the_scheduler(by_the_scheduler):
-    from pipelines.visual.flux import Flux
-
-    made = object.__new__(Flux)
-    object.__setattr__(made, "size", (64, 64))  # 1024 tokens
-    config = {"use_flow_sigmas": by_the_scheduler}
-    spacing = made.spacing(SimpleNamespace(config=config), 4)
-    assert spacing["mu"] == pytest.approx(0.5 + (1024 - 256) * 0.65 / 3840)
-    if by_the_scheduler:
-        assert spacing.keys() == {"mu", "num_inference_steps"} and spacing["num_inference_steps"] == 4
-    else:
-        assert spacing["sigmas"].tolist() == [1.0, 0.75, 0.5, 0.25] and spacing.keys() == {"mu", "sigmas"}
-
-
-@pytest.mark.parametrize("missing", ["suppress_tokens", "begin_suppress_tokens"])
-def test_a_whisper_that_suppresses_nothing_of_its_own_suppresses_special_tokens_and_stamps(missing, tmp_path):
-    from transformers import GenerationConfig
-
-    folder = whisper.tiny(tmp_path)
-    settings = GenerationConfig.from_pretrained(folder)
-    settings.suppress_tokens, settings.begin_suppress_tokens = [3, 4], [5]
-    settings.save_pretrained(folder)
-    both = load(whisper, folder)
-    assert {3, 4} <= both.suppress_tokens and both.begin_suppress_tokens == {5}
-    setattr(settings, missing, None)
-    settings.save_pretrained(folder)
-    one = load(whisper, folder)
-    assert (one.begin_suppress_tokens == both.begin_suppress_tokens) == (missing == "suppress_tokens")
-    assert both.suppress_tokens - one.suppress_tokens == ({3, 4} if missing == "suppress_tokens" else set())
-    stamps = {*range(max(one.prefix) + 1, one.network.config.vocab_size)}  # type: ignore[union-attr]
-    assert stamps and stamps <= one.suppress_tokens and not one.suppress_tokens & one.end_ids
-
-
-@pytest.mark.parametrize(
-    "smallest", [{"classes": 1}, *({name: 0} for name in ("frames_a_class", "frames_of_zero", "layers", "inner"))]
-)
-def test_a_duration_network_has_at_least_one_of_everything(smallest):
-    with pytest.raises(ValueError, match="duration network.*2 classes"):
-        duration.Shape(**smallest)
-    ones = {name: 1 for name in ("frames_a_class", "frames_of_zero", "layers", "heads", "inner")}
-    assert duration.Shape(classes=2, width=2, **ones).seconds(0) > 0
-
-
 @pytest.mark.parametrize("enabled", [False, True])
 def test_activations_are_recomputed_where_it_is_asked_for(enabled):
     from diffusers import SD3Transformer2DModel
@@ -339,11 +169,3 @@ def test_activations_are_recomputed_where_it_is_asked_for(enabled):
     for network in (words, pictures):
         make_trainable(network, Training(gradient_checkpointing=enabled), ["to_q"])
         assert network.is_gradient_checkpointing == enabled
-
-
-def test_full_precision_needs_no_context_and_lower_ones_autocast():
-    cpu = torch.device("cpu")
-    with autocast(torch.bfloat16, cpu), autocast(torch.float32, cpu):  # a sampler in lower precision stays one
-        assert torch.is_autocast_enabled("cpu")
-    with autocast(torch.float32, cpu):
-        assert not torch.is_autocast_enabled("cpu")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tarfile
 from io import BytesIO
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 import soundfile
 import torch
 
-from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.evaluation import Shown, annotate
 from mmgrpo.family import family
@@ -23,7 +21,6 @@ from mmgrpo.rewards import scorer
 from mmgrpo.types import Audio, Call, Image, Media, Prompt, Text, Turn, Video
 from pipelines import samples
 from pipelines.samples import write_completions_page, write_speech, write_texts, write_waves
-from pipelines.speech import audio
 from pipelines.speech.audio import SMALL, small_sound, sound_of
 
 HUM = Audio((torch.sin(torch.arange(16_000) * 0.05) / 2)[None], 16_000)
@@ -57,14 +54,6 @@ def test_a_small_file_is_kept_and_a_large_one_is_written_anew(tmp_path):
     assert large.stat().st_size > SMALL > 4 * len(written.content) and written.suffix == ".ogg"
     samples, rate = soundfile.read(BytesIO(written.content))
     assert rate == 16_000 and len(samples) == 48_000 and np.abs(samples).max() == pytest.approx(0.5, abs=0.05)
-
-
-def test_a_file_of_the_largest_size_is_kept(tmp_path, monkeypatch):
-    file = tmp_path / "a.wav"
-    soundfile.write(file, HUM.samples[0, :800].numpy(), 16_000)
-    for most, suffix in ((file.stat().st_size, ".wav"), (file.stat().st_size - 1, ".ogg")):
-        monkeypatch.setattr(audio, "SMALL", most)
-        assert sound_of(Media("audio", str(file))).suffix == suffix
 
 
 def test_nothing_but_a_sound_is_copied(tmp_path):

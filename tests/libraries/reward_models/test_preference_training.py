@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from mmgrpo.cli.train_reward import Args
 from mmgrpo.types import Image, Prompt, Text
 from reward_models import preference_training as module
 from reward_models.evaluation.comparison import FIRST, TIE, Comparison
@@ -138,18 +136,3 @@ def test_only_the_seed_decides_and_the_generator_of_torch_is_left_alone(function
 def length(prompts, outputs, device):
     """Features of texts."""
     return torch.tensor([[float(len(output.text))] for output in outputs])
-
-
-@pytest.mark.parametrize(
-    ("function", "others"),
-    [
-        (train, {}),
-        (train_groups, {"loss": "bradley_terry"}),
-        (train_backbone, {"loss": "bradley_terry", "epochs": 1}),
-    ],
-)
-def test_what_is_not_said_in_python_is_as_for_the_command(function, others):
-    command = {**vars(Args()), "batch": Args().batch_size, "parameters": {}, "device": "cpu", **others}
-    given = {name: one.default for name, one in inspect.signature(function).parameters.items()}
-    said = {name: value for name, value in given.items() if value is not inspect.Parameter.empty}
-    assert len(said) >= 8 and said == {name: command[name] for name in said}

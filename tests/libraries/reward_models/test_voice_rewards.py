@@ -140,11 +140,6 @@ def test_channels_are_averaged_and_rates_changed():
     assert resampled is not None and len(resampled) == 16_000 and resampled.dtype == np.float32
 
 
-def test_a_sound_of_the_wanted_rate_is_not_resampled(monkeypatch):
-    monkeypatch.setattr(audio, "import_library", None)
-    assert audio.waveform(hum(1.0), 8_000).tolist() == hum(1.0).samples[0].tolist()
-
-
 def test_a_voice_in_memory_is_no_file_and_the_first_sound_of_a_prompt_is_its_voice():
     def asked(*sources) -> Prompt:
         return Prompt("a", "a", turns=(Turn("user", tuple(Media(kind, one) for kind, one in sources)),))
@@ -173,15 +168,6 @@ def test_what_resampling_adds_to_full_scale_is_cut_off():
     assert np.abs(soxr.resample(square.samples[0].numpy(), 8_000, 16_000)).max() > 1.05
     wave = audio.waveform(square, 16_000)
     assert (wave.max(), wave.min()) == (1.0, -1.0)
-
-
-def test_the_oldest_scores_are_dropped_first(monkeypatch):
-    monkeypatch.setattr(audio, "_cache", {})
-    monkeypatch.setattr(audio, "CACHE_SIZE", 2)
-    given = [hum(0.1, loud=loud) for loud in (0.1, 0.2, 0.3)]
-    score = {"rate": 8_000, "reward": "length", "prompt_key": lambda prompt: ""}
-    values = audio.score_sounds([PROMPT] * 3, given, lambda samples, _: float(samples.max() > 0.15), **score)
-    assert values == [0.0, 1.0, 1.0] and list(audio._cache.values()) == [1.0, 1.0]
 
 
 def test_a_text_without_units_has_no_rate_and_bounds_are_above_0():
@@ -220,34 +206,6 @@ def test_a_missing_recording_is_named():
         speaker_similarity([PROMPT], [hum(1.0)])
     with pytest.raises(FileNotFoundError, match="nobody.flac"):
         speaker_similarity([PROMPT], [hum(1.0)], reference="nobody.flac")
-
-
-def test_a_quiet_voice_is_heard_at_30_decibels_below_full_scale_and_a_loud_one_as_it_is(monkeypatch):
-    heard: list[torch.Tensor] = []
-    encoder = speaker.SpeakerEncoder()
-    monkeypatch.setattr(encoder, "forward", lambda mels: heard.append(mels) or torch.ones(len(mels), 4))
-    noise = torch.randn(16_000, generator=torch.Generator().manual_seed(0))
-    for level in (0.001, 10**-1.5, 0.1):  # root mean squares; -30 dB is 10^-1.5
-        encoder.embed((level * noise / noise.square().mean().sqrt()).numpy())
-    quiet, edge, loud = heard
-    torch.testing.assert_close(quiet, edge, rtol=1e-4, atol=0)
-    torch.testing.assert_close(loud, edge * 10, rtol=1e-4, atol=0)  # powers: (.1 / 10^-1.5)^2
-
-
-def test_parts_of_a_voice_cover_it():
-    # a part is 160 frames of 160 samples (1.6 s) and begins 77 after the one before; one that is to hold less than
-    # 3/4 sound is left out: at 154 frames, (43200 - 24640) / 25600 = 0.725, (43840 - 24640) / 25600 = 0.75
-    assert speaker.part_starts(8_000) == [0]
-    assert speaker.part_starts(43_200) == [0, 77]
-    assert speaker.part_starts(43_840) == speaker.part_starts(44_800) == [0, 77, 154]
-
-
-def test_a_wheel_that_is_not_the_one_wanted_is_not_used(tmp_path):
-    wheel = tmp_path / "Resemblyzer-0.1.4-py3-none-any.whl"
-    wheel.write_bytes(b"something else")
-    with pytest.raises(ValueError, match="8f12eb2f"):
-        speaker.encoder_file(tmp_path / "cache", wheel)
-    assert not list((tmp_path / "cache").iterdir())
 
 
 @needs_whisper

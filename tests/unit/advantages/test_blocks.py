@@ -276,22 +276,6 @@ def arguments(name):
     return {"constant": "constant(value=0.5)"}.get(name, name)
 
 
-@pytest.mark.parametrize("baseline", [arguments(name) for name in BASELINES])
-def test_permuting_rows_permutes_what_a_baseline_gives(baseline):
-    inputs = ragged()
-    order = torch.randperm(11, generator=torch.Generator().manual_seed(2))
-    moved = advantage({name: value[order] for name, value in inputs.items()}, baseline)
-    assert torch.allclose(moved, advantage(inputs, baseline)[order], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_permuting_rows_permutes_what_a_scale_gives(scale):
-    inputs = ragged()
-    order = torch.randperm(11, generator=torch.Generator().manual_seed(2))
-    moved = advantage({name: value[order] for name, value in inputs.items()}, "group_mean", scale)
-    assert torch.allclose(moved, advantage(inputs, "group_mean", scale)[order], rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("baseline", [arguments(name) for name in BASELINES])
 def test_groups_of_one_and_groups_without_spread_give_finite_advantages(baseline, scale):

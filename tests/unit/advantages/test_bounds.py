@@ -32,31 +32,11 @@ def test_groups_that_differ_by_exactly_the_least_difference_are_dropped():
     assert select.drop_zero_spread(values, KEY, ALL, least=0.2499).all()
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_as_many_rows_are_kept_as_are_asked_for(count):
-    length = torch.tensor([4, 3, 2, 1])
-    assert select.gfpo(real(1, 2, 3, 4), KEY, ALL, length, count=count).tolist() == [
-        row >= 4 - count for row in range(4)
-    ]
-    ends = select.best_worst(real(1, 2, 3, 4), KEY, ALL, best=count, worst=0)
-    assert ends.tolist() == [row >= 4 - count for row in range(4)]
-    ends = select.best_worst(real(1, 2, 3, 4), KEY, ALL, best=0, worst=count)
-    assert ends.tolist() == [row < count for row in range(4)]
-
-
 def test_a_row_without_decisions_has_a_finite_efficiency():
     length = torch.tensor([0, 1, 2, 4])
     assert select.gfpo(real(0.5, 1, 1, 1), KEY, ALL, length, count=1, metric="efficiency").tolist() == [
         False, True, False, False,
     ]  # fmt: skip
-
-
-def test_a_score_at_the_limit_is_no_outlier():
-    # deviations -1, -1, 1, 1 of a std (n - 1) of sqrt(4 / 3): scores of +-0.8660254
-    values = real(-1, -1, 1, 1)
-    limit = (3 / 4) ** 0.5
-    assert shape.drop_outliers(values, ALL, limit=limit + 1e-7, eps=0.0).tolist() == values.tolist()
-    assert shape.drop_outliers(values, ALL, limit=limit - 1e-7, eps=0.0).tolist() == [0, 0, 0, 0]
 
 
 def test_a_score_of_exactly_the_limit_is_kept_and_an_epsilon_is_added_to_the_deviation():
@@ -102,32 +82,11 @@ def test_momentum_is_clipped_to_its_two_bounds():
     assert got.tolist() == [0.5, 0.2, -0.1, -0.25]
 
 
-EPSILON = ["group_std", "batch_std", "batch_std_centred", "leave_one_out_std", "bernoulli", "mean", "virtual_max_std"]
-
-
-@pytest.mark.parametrize("name", EPSILON)
-def test_an_epsilon_is_added_to_the_divisor(name):
-    """Whatever the divisor d is, x / d becomes x / (d + 1/2)."""
-    values = real(1.0, 0.25, 0.0, 0.5)
-    inputs = {"values": values, "centred": values - 0.3, "key": KEY, "stat": ALL}
-    without, with_half = (bind(f"{name}(eps={eps})", SCALES, "scale")(inputs) for eps in (0.0, 0.5))
-    divisor = inputs["centred"] / without
-    assert (divisor > 0).all()
-    torch.testing.assert_close(with_half, inputs["centred"] / (divisor + 0.5))
-
-
 def test_the_epsilon_of_whitening_is_added_to_the_variance():
     inputs = {"centred": real(1.0, -1.0, 0.5, -0.5), "stat": ALL, "length": torch.ones(4, dtype=torch.long)}
     # squares 2.5 over 3; (2.5 + 1.5) / 3
     got = bind("token_whiten(eps=0.5)", SCALES, "scale")(inputs)
     torch.testing.assert_close(got, inputs["centred"] / (2.5 / 3 + 0.5) ** 0.5)
-
-
-def test_a_floor_replaces_a_smaller_deviation_only():
-    inputs = {"values": real(1, 0, 0, 1), "centred": real(1, 0, 0, 1), "key": KEY, "stat": ALL}
-    for floor, divisor in ((0.25, 0.5), (0.5, 0.5), (0.75, 0.75)):
-        got = bind(f"group_std_floor(floor={floor})", SCALES, "scale")(inputs)
-        torch.testing.assert_close(got, inputs["centred"] / divisor)
 
 
 def test_rewards_between_other_limits_are_mapped_to_rates_first():

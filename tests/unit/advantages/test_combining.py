@@ -228,34 +228,6 @@ def test_a_gate_composes_with_separate_standardization():
 # Rows that could not be scored
 
 
-@pytest.mark.parametrize("combine", sorted(COMBINE))
-def test_a_row_that_one_reward_failed_to_score_takes_no_part(combine):
-    rows = [[1.0, 0.2], [0.0, 0.9], [0.5, 0.5], [0.3, 0.1]]
-    valid = [[True, True], [True, False], [True, True], [True, True]]
-    got = named(rows, [1.0, 1.0], ("a", "b"), four(), valid, combine=combine)
-    rest = named([rows[0], *rows[2:]], [1.0, 1.0], ("a", "b"), plain([2, 2, 2]), combine=combine)
-    assert got.samples[1] == 0 and got.rewards[1].isnan() and not got.loss_mask[1].any()
-    assert torch.equal(got.samples[[0, 2, 3]], rest.samples) and rest.samples.any()
-
-
-def test_a_row_whose_gate_could_not_be_scored_takes_no_part_though_its_weight_is_zero():
-    blocks = {"transform": ["gate(by='judge', least=1, floor=0)"]}
-    valid = [[True, True], [True, True], [True, False], [True, True]]
-    rows = [[1.0, 1.0], [0.0, 1.0], [1.0, 1.0], [1.0, 0.0]]
-    got = named(rows, [1.0, 0.0], ("r", "judge"), four(), valid, **blocks)
-    assert got.loss_mask[:, 0].tolist() == [True, True, False, True]
-    assert got.rewards[[0, 1, 3]].tolist() == [1, 0, 0] and got.rewards[2].isnan()
-    # Without the gate the reward of weight 0 does not count.
-    assert named(rows, [1.0, 0.0], ("r", "judge"), four(), valid).loss_mask.all()
-
-
-@pytest.mark.parametrize("combine", sorted(COMBINE.keys() - {"gdpo"}))
-def test_a_group_of_one_has_no_advantage(combine):
-    lone = plain([2, 2, 2], keys={"prompt": [0, 0, 7]})
-    got = named([[1.0, 0.0], [0.0, 0.0], [5.0, 3.0]], [1.0, 1.0], ("a", "b"), lone, combine=combine)
-    assert got.samples[2] == 0 and got.samples.isfinite().all()
-
-
 def test_groups_without_spread_are_those_of_the_reward_that_is_trained_on():
     rows = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]  # sums 1, minima 0
     got = named([*rows[:2], [1.0, 1.0], [0.0, 1.0]], [1.0, 1.0], ("a", "b"), four(), combine="minimum")

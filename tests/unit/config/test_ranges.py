@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Annotated, Any, Literal, get_origin
 
 import pytest
@@ -101,11 +100,6 @@ def test_a_name_that_leads_elsewhere_is_refused(name):
     assert name not in PATH_COMPONENT
     with pytest.raises(ValueError, match="^name"):
         check_ranges(replace(Config(), name=name))
-
-
-def test_an_empty_name_leads_nowhere_but_a_run_may_go_without_one():
-    assert "" not in PATH_COMPONENT
-    check_ranges(replace(Config(), name=""))
 
 
 @pytest.mark.parametrize(("text", "most"), [(ANY_TEXT, 4096), (LONG_TEXT, 2**20), (CHECKPOINT, 20)])
@@ -242,23 +236,6 @@ def test_a_parameter_of_a_block_out_of_range_is_refused(text, message):
 
 def test_a_parameter_in_its_range_is_taken():
     assert bind("scale(by=1, shift=2, count=3)", TABLE, "demo")({"x": 4.0}) == 9.0
-
-
-def test_a_function_whose_annotations_cannot_be_resolved_is_taken_as_it_is():
-    def own(x: Unknown, by: Unknown = 1.0) -> Unknown:  # type: ignore[name-defined]
-        return x * by
-
-    table = {"own": Block(own), "partial": Block(partial(own, by=2.0))}
-    assert bind("own(by=-2)", table, "demo")({"x": 4.0}) == -8.0
-    assert bind("partial(by=3)", table, "demo")({"x": 4.0}) == 12.0
-
-
-def test_an_annotation_that_cannot_be_resolved_hides_no_other():
-    def own(x: Unknown, by: float = 1.0) -> Unknown:  # type: ignore[name-defined]
-        return x * by
-
-    with pytest.raises(ValueError, match=r"by.*own.*-2.0.*\[0, inf\)"):
-        bind("own(by=-2)", {"own": Block(own)}, "demo")
 
 
 @pytest.mark.parametrize(

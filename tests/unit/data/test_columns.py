@@ -12,7 +12,6 @@ from mmgrpo.cli.evaluate import Evaluate
 from mmgrpo.cli.source import config_of, prompts_of, read_source
 from mmgrpo.cli.train import read as read_train
 from mmgrpo.data.columns import (
-    OUR_KEYS,
     columns_for,
     columns_of,
     is_recording,
@@ -20,7 +19,7 @@ from mmgrpo.data.columns import (
     with_our_keys,
 )
 from mmgrpo.data.media import Inside
-from mmgrpo.data.prompts import attempts, load_prompts
+from mmgrpo.data.prompts import attempts
 from mmgrpo.data.rows import as_prompts
 from mmgrpo.family import family
 from mmgrpo.types import Audio
@@ -161,29 +160,6 @@ def test_two_transcripts_are_one_too_many():
 )
 def test_a_recording_has_its_sound_inside(value, wanted):
     assert is_recording(value) is wanted
-
-
-def test_without_columns_a_row_is_its_copy():
-    row = {"text": "a", "meta": None}
-    copy = with_columns(row, {})
-    assert copy == row and copy is not row
-
-
-def test_a_key_inside_of_a_text_is_not_there():
-    with pytest.raises(ValueError, match="column 'a.b'.*'a'"):
-        with_columns({"a": "text", "c": 1, "d": None}, {"answer": "a.b"})
-
-
-def test_roles_have_their_names_in_one_and_in_many():
-    assert {"image", "images", "video", "videos", "audio", "audios"} < {*OUR_KEYS}
-    with pytest.raises(ValueError, match="'a'.*'b'.*'images'"):
-        columns_of("a=image,b=images")
-
-
-def test_a_text_that_is_both_question_and_transcript_is_the_question_beside_another_transcript(tmp_path):
-    (tmp_path / "d.jsonl").write_text('{"audio": "a.wav", "text": "Transcribe.", "sentence": "a word"}')
-    (prompt,) = load_prompts(tmp_path / "d.jsonl")
-    assert (prompt.text, prompt.answer) == ("Transcribe.", "a word")
 
 
 def test_embedded_files_keep_their_own_columns_in_every_command():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import sys
 
 import numpy as np
@@ -56,20 +55,6 @@ def test_only_what_may_be_a_medium_is_taken_for_one(tmp_path):
     assert prompt.text == prompt.answer == picture and prompt.media[0].source == "/9j/4AA.png"
 
 
-def test_what_follows_the_head_of_a_data_uri_is_base64_and_no_other_head():
-    head = "data:image/png;base64,"
-    assert embedded_media.decoded(f"{head}AAAA\nAAAA") == bytes(6)
-    with pytest.raises(Unreadable, match="is no base64"):
-        embedded_media.decoded(f"{head}{head}AAAA")
-
-
-def test_a_column_of_another_name_may_hold_a_picture_in_memory_too():
-    row = {"q": "?", "photo": base64.b64encode(png()).decode()}
-    (prompt,) = as_prompts([row], columns={"problem": "q", "image": "photo"})
-    assert corner(prompt.media[0].source) == RED
-    assert re.fullmatch("memory::[0-9a-f]{24}", prompt.media[0].source)
-
-
 def test_pictures_of_pillow_are_images_wherever_a_row_in_memory_has_them():
     picture = Pil.new("RGB", (2, 1), "red")
     blocks = [{"type": "image", "image": picture}, {"type": "text", "text": "?"}]
@@ -82,12 +67,6 @@ def test_a_column_of_another_name_may_hold_a_picture_in_a_file(tmp_path):
     path = lines(tmp_path, [{"q": "?", "photo": base64.b64encode(png()).decode()}])
     (prompt,) = load_prompts(path, columns={"problem": "q", "image": "photo"})
     assert prompt.media[0].source == f"{path}::0:photo" and corner(prompt.media[0].source) == RED
-
-
-def test_samples_have_one_channel_or_several_at_any_rate_from_1_on():
-    for array, shape in (([0.5, 0.25], (1, 2)), ([[0.5, 0.25, 0.0], [0.0, 0.0, 0.0]], (2, 3))):
-        (prompt,) = as_prompts([{"audio": {"array": array, "sampling_rate": 1}, "text": "a"}])
-        assert (prompt.media[0].source.samples.shape, prompt.media[0].source.rate) == (shape, 1)
 
 
 def test_a_data_file_is_not_inside_of_itself_and_a_medium_in_it_has_the_limit_of_its_reader(tmp_path):
@@ -106,23 +85,6 @@ def test_a_medium_inside_of_a_file_is_not_looked_for_in_the_root_of_media(tmp_pa
     monkeypatch.chdir(tmp_path)
     within, beside = load_prompts("data.jsonl", media_root="elsewhere")
     assert (within.media[0].source, beside.media[0].source) == ("data.jsonl::0:image", "elsewhere/a.png")
-
-
-def test_an_option_that_is_null_is_none(tmp_path):
-    (prompt,) = load_prompts(lines(tmp_path, [{"text": "?", "image": {"path": "a.png", "max_pixels": None}}]))
-    assert prompt.media[0].options == {}
-
-
-def test_options_stay_beside_bytes(tmp_path):
-    (prompt,) = load_prompts(
-        lines(tmp_path, [{"text": "?", "image": {"bytes": base64.b64encode(png()).decode(), "max_pixels": 4}}])
-    )
-    assert prompt.media[0].options == {"max_pixels": 4} and corner(prompt.media[0].source) == RED
-
-
-def test_a_key_with_a_slash_is_one_key():
-    name = embedded_media.name_of(("a/b", "0"))
-    assert name == "a%2Fb/0" and embedded_media.content_at({"a/b": [b"x"]}, name, 1) == b"x"
 
 
 def test_bytes_are_a_medium_wherever_they_are():

@@ -151,14 +151,6 @@ def test_pictures_in_files_are_decoded_ahead_and_nothing_else(tmp_path, cache):
     assert len(empty._pixels) == 1
 
 
-def test_parts_are_joined_in_their_order():
-    parts = [[Prompt("a")], [], [Prompt("b"), Prompt("c")], [Prompt("d")]]
-    whole = Joined(parts)
-    assert [one.text for one in whole] == [whole[place].text for place in range(4)] == ["a", "b", "c", "d"]
-    assert (len(whole), whole[-1].text, len(Joined([]))) == (4, "d", 0)
-    assert joined([whole, []]).parts == [whole, []] and joined(parts) == list(whole)
-
-
 def test_a_picture_that_cannot_be_decoded_ahead_fails_where_it_is_needed(tmp_path, cache):
     empty, work = cache
     (prompt,) = prompts = load_prompts(lines(tmp_path, [{"text": "?", "image": "a.png"}]))
@@ -168,13 +160,6 @@ def test_a_picture_that_cannot_be_decoded_ahead_fails_where_it_is_needed(tmp_pat
     assert not empty._pixels
     with pytest.raises(Unreadable, match="no such file"):
         IMAGE_CACHE.read(prompt.media[0].source)
-
-
-def test_nothing_is_decoded_ahead_without_a_cache(tmp_path, cache):
-    empty, work = cache
-    empty.limit = 0
-    decode_ahead(load_prompts(questions(tmp_path), columns=COLUMNS), [0], Rank(0, 1))
-    assert work() == []
 
 
 def test_images_are_decoded_ahead_where_prompts_show_some(tmp_path):

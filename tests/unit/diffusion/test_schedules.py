@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from mmgrpo.diffusion.schedules import (
-    Grid,
     ddim_grid,
     exponential_sigmas,
     flow,
@@ -16,7 +15,6 @@ from mmgrpo.diffusion.schedules import (
     flux_grid,
     flux_shift,
     shifted,
-    sway_grid,
     unshifted,
     variance_exploding_grid,
 )
@@ -185,11 +183,6 @@ def test_impossible_grids_are_refused_with_the_reason():
         ddim_grid(stable_diffusion_alphas(), 10).with_tail(2, 2)
 
 
-def test_a_grid_moves_to_a_device_as_a_whole():
-    grid = flow_grid(3).to("cpu")
-    assert isinstance(grid, Grid) and grid.levels.device == grid.times.device == torch.device("cpu")
-
-
 def test_an_exploding_variance_becomes_a_share_of_noise_and_an_angle():
     grid = variance_exploding_grid(torch.tensor([3.0**0.5, 1.0, 0.0]))
     assert grid.levels.tolist() == pytest.approx([0.25, 0.5, 1])  # 1 / (1 + sigma^2)
@@ -207,36 +200,8 @@ def test_levels_in_geometric_progression_end_at_zero():
         exponential_sigmas(0, 0.5, 8.0)
 
 
-def test_a_grid_of_no_steps_is_refused_whatever_its_kind():
-    alphas = stable_diffusion_alphas()
-    made = (
-        *(flow_grid, sway_grid, lambda steps: flux_grid(steps, image_tokens=1024)),
-        *(lambda steps: ddim_grid(alphas, steps), lambda steps: exponential_sigmas(steps, 0.1, 10.0)),
-    )
-    for grid in made:
-        with pytest.raises(ValueError, match="got steps=0"):
-            grid(0)
-
-
-@pytest.mark.parametrize("clean_end", [False, True])
-def test_a_diffusion_grid_has_one_level_more_than_steps(clean_end):
-    assert ddim_grid(stable_diffusion_alphas(), 4, clean_end=clean_end).levels.shape == (5,)
-
-
 def test_levels_without_a_shift_are_respaced_evenly_and_move_together():
     grid = flow(torch.tensor([1.0, 0.6, 0.0]))
     assert grid.shift == 1
     torch.testing.assert_close(grid.with_tail(1, 3).levels, torch.tensor([1.0, 0.6, 0.4, 0.2, 0.0]))
     assert {grid.to("meta").levels.device.type, grid.to("meta").times.device.type} == {"meta"}
-
-
-def test_a_grid_of_given_levels_has_no_shift_unless_it_is_told():
-    levels = torch.tensor([1.0, 0.6, 0.0])
-    grid = Grid(levels, levels[:-1], "flow", 0.6)
-    torch.testing.assert_close(grid.with_tail(1, 3).levels, torch.tensor([1.0, 0.6, 0.4, 0.2, 0.0]))
-
-
-def test_a_diffusion_grid_may_visit_every_timestep_and_no_more():
-    assert ddim_grid(stable_diffusion_alphas(), 1000, spacing="linspace").times.tolist() == list(range(999, -1, -1))
-    with pytest.raises(ValueError, match="steps=1001.*1000"):
-        ddim_grid(stable_diffusion_alphas(), 1001, spacing="linspace")

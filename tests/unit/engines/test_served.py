@@ -24,7 +24,7 @@ pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
 
 from mmgrpo.engines import served  # noqa: E402
-from mmgrpo.engines.served import PROTOCOL, PROTOCOL_HEADER, RUN_HEADER, Weights, message, value_of  # noqa: E402
+from mmgrpo.engines.served import PROTOCOL, PROTOCOL_HEADER, RUN_HEADER, Weights, message  # noqa: E402
 
 HEADERS = {PROTOCOL_HEADER: str(PROTOCOL), RUN_HEADER: "a"}
 
@@ -231,19 +231,6 @@ def test_a_malformed_request_is_400(serve, path, body, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_request_that_is_none_of_trajectories_is_400(serve):
-    from mmgrpo.engines.denoising import OwnDenoiser
-    from tests.toys import toy_policy, toy_prompts
-
-    url = serve(OwnDenoiser(toy_policy()))
-    request = {"prompts": toy_prompts(1), "slots": [0], "group_size": 2, "seed": 0, "round": 0, "sampling": {}}
-    good = {"request": request, "weights": {"round": 0, "digest": "x"}}
-    wrong = [("request.prompts", ["a"]), ("request.slots", []), ("request.group_size", 0), ("request", 1)]
-    bodies = [good, *(changed(good, path, new) for path, new in wrong)]
-    found = [httpx.post(f"{url}/trajectories", headers=HEADERS, content=message(one)).status_code for one in bodies]
-    assert found == [409, 400, 400, 400, 400]
-
-
 COMPLETION = {"ids": [1, 9], "log_probs": [-1.0, -2.0], "version": 0}
 
 
@@ -320,16 +307,6 @@ def test_samples_of_other_weights_than_those_that_were_asked_for_are_refused():
         one.generate([], RULES, Drawing(0, 1.0, 3))
 
 
-def test_what_stands_between_may_answer_in_words_of_its_own():
-    answers = iter([httpx.Response(502, text="<html>"), httpx.Response(503, json=["x"])])
-    state = {"name": "x", "whole": True, "form": "merged", "weights": None, "held": {}}
-
-    def answer(_: Any) -> Any:
-        return next(answers, httpx.Response(200, headers=HEADERS, content=message(state)))
-
-    assert client("http://a", pause=0.01, transport=httpx.MockTransport(answer)).form == "merged"
-
-
 def test_a_body_is_read_in_time_linear_in_its_size():
     """8 MB in parts of 1 KB take some 5 ms; joined part by part they are copied 4000 times."""
     from mmgrpo.scoring.server import limited
@@ -376,23 +353,6 @@ def test_a_body_is_read_after_the_token_and_the_run_and_within_limits_of_time_an
     assert httpx.post(f"{url}/weights", headers={**HEADERS, **authorized}, content=endless()).status_code == 408
     assert time.monotonic() - started < 30
     read.set()
-
-
-def test_a_server_listens_on_an_address_of_version_6_with_brackets(serve):
-    try:
-        url = serve(OwnSampler(policy()), host="[::1]")
-    except OSError as error:
-        pytest.skip(f"no loopback of IPv6: {error}")
-    assert url.startswith("http://[::1]:") and client(url).form == "own"
-
-
-def test_a_message_is_read_exactly_or_not():
-    value = {"a": [1, (2, "x")], "b": torch.arange(3), "c": b"y"}
-    read = value_of(bytearray(message(value)))
-    assert read["a"] == [1, (2, "x")] and torch.equal(read["b"], torch.arange(3)) and read["c"] == b"y"
-    for cut in range(0, len(message(value)), 7):
-        with pytest.raises(ValueError, match="message"):
-            value_of(message(value)[:cut])
 
 
 def test_a_wrong_sync_behind_http_is_caught(serve):

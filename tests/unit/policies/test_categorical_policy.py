@@ -56,45 +56,6 @@ def test_classes_are_drawn_with_their_probabilities():
     assert (shares - torch.tensor([0.2, 0.5, 0.3])).abs().max() < 0.012  # three sigmas are 0.0106
 
 
-def test_the_ratio_is_one_and_the_kl_zero_before_the_first_update():
-    made = policy(temperature=0.7)
-    rolled = rollout(made)
-    for name in ("log_probs", "reference.log_probs"):
-        assert torch.equal(rescored(made, rolled, name, limit=5), rolled.decisions.log_probs)
-
-
-def test_a_group_does_not_depend_on_its_neighbours_but_on_slot_and_seed():
-    made = policy()
-    together, alone = rollout(made), made.rollout(Request(PROMPTS[1:2], [1], 8, 3))
-    assert torch.equal(together.steps.classes[8:16], alone.steps.classes)
-    moved, other = made.rollout(Request(PROMPTS[1:2], [0], 8, 3)), made.rollout(Request(PROMPTS[1:2], [1], 8, 4))
-    assert not torch.equal(alone.steps.classes, moved.steps.classes)
-    assert not torch.equal(alone.steps.classes, other.steps.classes)
-
-
-def test_parts_hold_every_decision_once_and_leave_the_gradient_unchanged(tmp_path):
-    gradients = []
-    for limit in (1, 5, 1000):
-        made = trainer(policy(), tmp_path / str(limit), PROMPTS, reward=near_answer, **algorithm_blocks("dmospeech2"))
-        rolled = rollout(made.policy)
-        rows = torch.cat([part.rows for part in rolled.steps.split(rolled.decisions.loss_mask, limit)])
-        assert rows.tolist() == list(range(24))
-        loss = torch.tensor(0.0)
-        for part in rolled.steps.split(rolled.decisions.loss_mask, limit):
-            scores = made.policy.score(rolled, part, frozenset({"log_probs"}))
-            loss = loss + (scores["log_probs"] * (part.rows + 1.0)).sum()
-        (gradient,) = torch.autograd.grad(loss, [made.policy.network.weight])
-        gradients.append(gradient)
-    for gradient in gradients[:2]:
-        torch.testing.assert_close(gradient, gradients[2], rtol=1e-5, atol=1e-5)
-
-
-def test_nothing_to_score_makes_no_part():
-    """A coupled objective asks for the decisions whose gradient is not zero: none, where the clip holds all."""
-    kept = rollout(policy()).steps
-    assert list(kept.split(torch.zeros(24, 1, dtype=torch.bool), 5)) == []
-
-
 def test_evaluation_takes_the_most_likely_class_whatever_the_seed():
     made = policy()
     first, other = (made.sample(Request(PROMPTS, [0, 1, 2], 2, seed)) for seed in (0, 1))

@@ -44,15 +44,6 @@ def test_decisions_of_several_plans_are_numbered_apart():
     assert len(owners.unique()) == len(owners)
 
 
-@pytest.mark.parametrize("plan", ["every_step", "branch_tree(splits=[0,2])", "one_step_branch(roots=2)"])
-def test_a_rollout_is_a_function_of_its_seed_whatever_else_was_drawn(plan):
-    made = []
-    for _ in range(2):
-        torch.rand(1)  # moves the global stream
-        made.append(rollout(toy_policy(plan)).decisions.log_probs)
-    assert torch.equal(*made)
-
-
 def test_trees_are_numbered_from_0_on_over_all_groups():
     assert rollout(toy_policy(), prompts=2).decisions.keys["tree"].tolist() == [*range(8)]
     two_roots = rollout(toy_policy("one_step_branch(roots=2)"), prompts=2).decisions.keys["tree"]
@@ -116,22 +107,6 @@ def test_shared_decisions_have_one_owner_and_equal_numbers():
     assert torch.equal(owners, decisions.loss_mask)
     first_half = decisions.node[:2, 1]
     assert first_half[0] == first_half[1] != decisions.node[2, 1]
-
-
-def test_a_groups_samples_do_not_depend_on_the_other_prompts_of_its_batch():
-    policy = toy_policy("every_step")
-    together = policy.rollout(Request(toy_prompts(3), [0, 1, 2], 4, seed=5))
-    alone = policy.rollout(Request(toy_prompts(3)[1:2], [1], 4, seed=5))
-    for i in range(4):
-        torch.testing.assert_close(together.outputs[4 + i].pixels, alone.outputs[i].pixels, rtol=0, atol=1e-6)
-
-
-def test_samples_of_a_group_differ_and_seeds_repeat_them():
-    policy = toy_policy("one_step_branch", steps=8)
-    made, again, other = rollout(policy), rollout(policy), rollout(policy, seed=6)
-    assert len({tuple(output.pixels.flatten().tolist()) for output in made.outputs}) == 12
-    assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(made.outputs, again.outputs, strict=True))
-    assert not torch.equal(made.outputs[0].pixels, other.outputs[0].pixels)
 
 
 def test_shift_and_reference_distances_are_zero_before_training_and_grow_after():

@@ -103,6 +103,53 @@ def test_evaluation_has_as_many_outputs_as_it_is_asked_for(kind):
         assert torch.equal(one.pixels, other.pixels) if hasattr(one, "pixels") else one == other
 
 
+def alike(one: Any, other: Any) -> bool:
+    """Whether two outputs are the same but for rounding."""
+    return torch.allclose(one.pixels, other.pixels, atol=1e-5) if hasattr(one, "pixels") else one == other
+
+
+def test_a_group_depends_on_its_slot_and_the_seed_alone(kind):
+    policy, prompts = MADE[kind]()
+    together = policy.rollout(Request(prompts, [0, 1], 8, 3)).outputs[8:]
+    alone, moved, other = (
+        policy.rollout(Request(prompts[1:], [s], 8, seed)).outputs for s, seed in ((1, 3), (5, 3), (1, 4))
+    )
+    assert all(map(alike, together, alone))
+    assert not all(map(alike, alone, moved)) and not all(map(alike, alone, other))
+
+
+@pytest.mark.parametrize("limit", [1, 5, 1000])
+def test_every_decision_is_in_one_part_and_scored_as_it_was_drawn(kind, limit):
+    """Under the reference too, which is the network before the first update, but for tokens."""
+    policy, prompts = MADE[kind]()
+    policy.keep_reference()
+    made = policy.rollout(Request(prompts, [0, 1], 4, 3))
+    for name in ("log_probs", "reference.log_probs")[: 1 if kind == "token" else 2]:
+        scored, times = torch.zeros_like(made.decisions.log_probs), torch.zeros_like(made.decisions.log_probs)
+        for part in made.steps.split(made.decisions.loss_mask, limit):
+            scored[part.rows, part.positions] = policy.score(made, part, frozenset({name}))[name].detach()
+            times[part.rows, part.positions] += 1
+        assert torch.equal(times > 0, made.decisions.loss_mask) and times.max() == 1
+        assert list(made.steps.split(torch.zeros_like(made.decisions.loss_mask), limit)) == []
+        mask = made.decisions.loss_mask
+        torch.testing.assert_close(scored[mask], made.decisions.log_probs[mask], rtol=0, atol=1e-5)
+
+
+def test_parts_leave_the_gradient_unchanged(kind):
+    policy, prompts = MADE[kind]()
+    made = policy.rollout(Request(prompts, [0, 1], 4, 3))
+    gradients = []
+    for limit in (1, 5, 1000):
+        policy.network.zero_grad()
+        for part in made.steps.split(made.decisions.loss_mask, limit):
+            scores = policy.score(made, part, frozenset({"log_probs"}))["log_probs"]
+            (scores * (part.rows + 1.0)).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.network.parameters() if p.grad is not None]))
+    assert gradients[2].abs().max() > 0
+    for gradient in gradients[:2]:
+        torch.testing.assert_close(gradient, gradients[2], rtol=1e-4, atol=1e-5)
+
+
 DEFAULTS = {
     "categorical": {"temperature": 1},
     "ctc": {"temperature": 1, "search": "sample", "evaluation_temperature": 0},

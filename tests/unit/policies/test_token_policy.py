@@ -151,15 +151,6 @@ def says_letters(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[f
     return [float(sum(map(ord, output.text))) if isinstance(output, Text) else 0.0 for output in outputs]
 
 
-def test_a_groups_completions_do_not_depend_on_the_other_prompts_of_its_batch():
-    policy = token_policy()
-    together = rollout(policy)
-    alone = policy.rollout(Request(PROMPTS[2:], [2], 8, seed=3))
-    texts = [output.text for output in together.outputs]
-    assert texts[16:] == [output.text for output in alone.outputs]
-    assert len(set(texts[16:])) > 1
-
-
 def test_rows_that_have_ended_are_not_read_on_for_long(monkeypatch):
     policy = token_policy(max_tokens=12)
     read, hidden = [], policy.model.hidden
@@ -174,12 +165,6 @@ def test_rows_that_have_ended_are_not_read_on_for_long(monkeypatch):
     assert alive[0] == 48 and alive[-1] < 12
     for rows, going in zip(read[1:], alive[1:], strict=True):  # the first forward pass is that of the prompts
         assert going <= rows < 2 * going
-
-
-def test_a_groups_completions_depend_on_the_seed():
-    policy = token_policy()
-    first, again, other = (rollout(policy, seed=seed).outputs for seed in (3, 3, 4))
-    assert first == again != other
 
 
 def test_tokens_are_drawn_with_their_probabilities():
@@ -235,23 +220,6 @@ def test_no_more_logits_than_allowed_exist_at_once(monkeypatch):
     monkeypatch.setattr(policy.model, "logits", counted)
     gradient(policy, made, 1000)
     assert max(sizes) == 5 and sum(sizes) == 2 * made.decisions.loss_mask.sum()  # once forward, once backward
-
-
-def test_cutting_rows_into_parts_leaves_the_gradient_unchanged():
-    policy = token_policy()
-    made = rollout(policy)
-    expected = gradient(policy, made, 1000)
-    torch.testing.assert_close(gradient(policy, made, 5), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
-
-
-def test_parts_hold_every_trained_decision_once_and_no_part_is_empty():
-    made = rollout(token_policy(train_truncated=False))
-    seen = torch.zeros_like(made.decisions.node)
-    for part in made.steps.split(made.decisions.loss_mask, 5):
-        assert 0 < len(part.rows.unique()) <= 5
-        seen[part.rows, part.positions] += 1
-    assert torch.equal(seen, made.decisions.loss_mask.long())
-    assert list(made.steps.split(torch.zeros_like(made.decisions.loss_mask), 5)) == []
 
 
 def test_the_reference_is_the_network_as_it_was_when_it_was_kept():

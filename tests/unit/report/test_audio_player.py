@@ -13,18 +13,14 @@ import torch
 
 from mmgrpo.evaluation import Shown
 from mmgrpo.report import audio_player as page
-from mmgrpo.report.audio_player import Sound, alignment, player, wav
+from mmgrpo.report.audio_player import alignment, player, wav
 from mmgrpo.report.cards import selection
-from mmgrpo.report.completions import completions_html, write_completions, write_sounds
-from mmgrpo.types import Audio, Media, Prompt, Text, Turn
+from mmgrpo.report.completions import completions_html, write_sounds
+from mmgrpo.types import Audio, Prompt, Text
 
 HUM = Audio((torch.sin(torch.arange(16_000) * 0.05) / 2)[None], 16_000)
 ALIGNED = [("equal", "the", "the"), ("replace", "cat", "bat"), ("delete", "sat", ""), ("insert", "", "up")]
 BAD = '"><script>alert(1)</script>'
-
-
-def clip(file, name="a", answer="the cat sat"):
-    return Prompt("", id=name, answer=answer, turns=(Turn("user", (Media("audio", str(file)),)),))
 
 
 def test_words_are_marked_and_counted_and_the_marks_do_not_need_colour():
@@ -36,11 +32,6 @@ def test_words_are_marked_and_counted_and_the_marks_do_not_need_colour():
     assert '<del class="delete">sat</del><sup>D</sup>' in html and '<ins class="insert">up</ins><sup>I</sup>' in html
     assert page.errors(ALIGNED) == 3 and page.errors([]) == 0
     assert "0 errors in 1 word<" in alignment([("equal", "a", "a")])
-
-
-def test_the_words_of_both_sides_are_escaped():
-    html = alignment([("replace", BAD, BAD), ("equal", BAD, BAD), ("insert", "", BAD), ("delete", BAD, "")])
-    assert "<script" not in html and html.count("&lt;script&gt;") == 9  # titles: 2 + 1 + 1, words: 2 + 1 + 1 + 1
 
 
 def test_a_wav_of_a_sound_is_read_back_to_the_level():
@@ -59,15 +50,6 @@ def test_a_player_holds_the_file_and_what_cannot_be_played_is_named(tmp_path, mo
     assert "(b.wav is missing)" in player(tmp_path, "b.wav", "")
     monkeypatch.setattr(page, "MAX_BYTES", 4)
     assert "(a.opus is too large for this page: 5 bytes, at most 4)" in player(tmp_path, "a.opus", "")
-
-
-def test_everything_that_a_user_gives_is_escaped(tmp_path):
-    prompt = Prompt(BAD, id=BAD, task=BAD, answer=BAD, meta={BAD: BAD})
-    shown = Shown([prompt], [Text(BAD)], [{BAD: 1.0}])
-    write_completions(tmp_path / "before", shown, [[Sound(b"x", ".ogg")]], aligned=[[("replace", BAD, BAD)]])
-    write_completions(tmp_path / "after-<i>", shown, [[]])
-    html = completions_html(tmp_path)
-    assert "<script" not in html and "<i>" not in html and "&lt;i&gt;" in html
 
 
 def test_sounds_that_a_policy_makes_are_played_side_by_side(tmp_path):

@@ -13,7 +13,6 @@ from mmgrpo.report.cards import Card, Section, sections, selection
 from mmgrpo.report.media import PREDICTION, REFERENCE, MediaFolder
 
 BOX = {"gold": [[0.1, 0.1, 0.9, 0.9]]}
-EQUAL = [["equal", "a", "a"]]
 
 
 def row(name: str = "a", **fields: Any) -> dict[str, Any]:
@@ -72,17 +71,6 @@ def test_the_picture_of_a_prompt_stands_on_both_sides_if_one_of_them_has_boxes(t
     assert section.box_colours == {"reference": REFERENCE, "prediction": PREDICTION}
 
 
-def test_words_are_explained_where_a_single_transcript_is_aligned(tmp_path):
-    (section,) = read(tmp_path, after=[row("a", aligned=EQUAL), row("b")])
-    assert section.aligned and section.box_colours == {}
-
-
-@pytest.mark.parametrize("fields", [{"media": ["a.jpg", "a.OGG"]}, {"sound": "a.ogg"}])
-def test_one_prompt_with_a_sound_limits_a_page_to_24(fields):
-    silent = {f"c{n}": [("after", row())] for n in range(29)}
-    assert selection({**silent, "last": [("after", row(**fields))]}) == [f"c{n}" for n in range(24)]
-
-
 def test_a_reward_that_could_not_be_computed_is_nothing_and_the_next_one_counts():
     def pair(before, after):
         return [(title, row(sound="a.wav", rewards=rewards)) for title, rewards in (("b", before), ("a", after))]
@@ -93,14 +81,6 @@ def test_a_reward_that_could_not_be_computed_is_nothing_and_the_next_one_counts(
         "same": pair({"r": None, "s": 0.25}, {"r": 0.25, "s": 9.0}),
     }
     assert selection(sides) == ["up", "same", "down"]
-
-
-def test_a_folder_and_a_link_to_elsewhere_are_no_files_of_completions(tmp_path):
-    (tmp_path / "elsewhere.jsonl").write_text(json.dumps(row()) + "\n")
-    samples = tmp_path / "samples"
-    (samples / "before.jsonl").mkdir(parents=True)
-    (samples / "after.jsonl").symlink_to(tmp_path / "elsewhere.jsonl")
-    assert sections(MediaFolder(samples)) == []
 
 
 def test_a_card_tells_how_the_result_changed_and_a_section_by_what(tmp_path):
@@ -138,3 +118,11 @@ def test_a_sound_of_a_prompt_is_played_and_a_picture_is_seen(tmp_path):
     (tmp_path / "b.Ogg").write_bytes(b"sound")
     (card,) = cards(tmp_path, after=[row(media=[picture(tmp_path), "b.Ogg"])])
     assert [(medium.kind, medium.text) for medium in card.media] == [("image", "a.png"), ("audio", "a")]
+
+
+def test_a_folder_and_a_link_to_elsewhere_are_no_files_of_completions(tmp_path):
+    (tmp_path / "elsewhere.jsonl").write_text(json.dumps(row()) + "\n")
+    samples = tmp_path / "samples"
+    (samples / "before.jsonl").mkdir(parents=True)
+    (samples / "after.jsonl").symlink_to(tmp_path / "elsewhere.jsonl")
+    assert sections(MediaFolder(samples)) == []

@@ -51,11 +51,6 @@ def test_a_member_has_its_numbers_or_dashes_and_the_colour_of_its_advantage(tmp_
     assert (none.reward, none.advantage, none.colour) == ("–", "–", "rgb(255, 255, 255)")
 
 
-def test_a_preview_that_was_left_out_has_no_place(tmp_path):
-    card = shown(tmp_path, previews={"half": "000-1.png", "full": ""})
-    assert [(name, medium.text) for name, medium in card.previews] == [("half", "000-1.png is missing")]
-
-
 def test_media_of_a_group_are_told_apart_by_their_names(tmp_path):
     def change(record, member):
         record["prompt"]["media"] = ["prompt-0.WAV"]
@@ -78,15 +73,6 @@ def test_a_group_that_has_become_a_link_to_elsewhere_is_not_shown(tmp_path, link
     (folder / link).symlink_to(other)
     with pytest.raises(ValueError, match="groups.*outside"):
         group_page(folder, group)
-
-
-def test_without_an_advantage_the_scale_is_of_nothing(tmp_path):
-    def change(record, member):
-        member.update(advantage=None)
-
-    folder = strange(tmp_path, change)
-    assert read_group(folder, 0).largest == 0
-    assert re.findall(r'"chip" style="background: [^"]+">([^<]+)<', widest_group_page(folder))[:5] == ["0"] * 5
 
 
 @pytest.mark.slow

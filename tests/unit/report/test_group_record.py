@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from mmgrpo.report import group_record
 from mmgrpo.report.group_record import GroupFolder, GroupRecord, displayed, tree_of
 from mmgrpo.report.groups import group_steps
-from mmgrpo.types import Audio, Image, Media, Prompt, Text, Turn, Video
+from mmgrpo.types import Audio, Image, Media, Prompt, Turn, Video
 from tests.trees import plain
 from tests.unit.report.test_groups import pictures, rolled, write
 
@@ -21,12 +20,6 @@ ASKED = Prompt("what?", turns=(Turn("user", (Media("image", Image(torch.zeros(3,
 
 def pair(**more):
     return rolled(pictures(2), plain([1, 1]), [1.0, 0.0], **more)
-
-
-def test_a_record_that_knows_no_steps_keeps_every_round_and_one_group_is_the_first():
-    assert all(GroupRecord(Path(), 1).due(step) for step in range(4))
-    assert [step for step in range(10) if GroupRecord(Path(), 2, 10).due(step)] == [0, 5]
-    assert [step for step in range(10) if GroupRecord(Path(), 1, 10).due(step)] == [0]
 
 
 def test_only_groups_that_are_due_are_written_and_media_as_the_family_shows_them(tmp_path):
@@ -40,14 +33,6 @@ def test_only_groups_that_are_due_are_written_and_media_as_the_family_shows_them
     for step in range(4):
         record.write(step, pair(prompt=ASKED))
     assert group_steps(tmp_path / "run") == [0, 2] and shown == [*ASKED.media] * 2
-
-
-def test_a_run_without_groups_has_none_to_remove(tmp_path):
-    GroupRecord(tmp_path, 1).truncate(0)
-    assert not list(tmp_path.iterdir())
-    (tmp_path / "groups" / ".writing-x").mkdir(parents=True)
-    GroupRecord(tmp_path, 1).truncate(0)
-    assert not list((tmp_path / "groups").iterdir()), "what a killed process left"
 
 
 def test_a_group_is_written_beside_its_place_and_nothing_is_left_there(tmp_path):
@@ -96,28 +81,6 @@ def test_members_have_the_numbers_of_their_places_in_the_batch(tmp_path):
     round_.batch.places[0] = torch.tensor([1, 0])
     first, second = write(tmp_path, round_)["members"]
     assert [(one["reward"], one["advantage"]) for one in (first, second)] == [(0.0, 2.0), (1.0, 1.0)]
-
-
-def test_samples_that_share_no_tree_have_one_each(tmp_path):
-    assert [one["tree"] for one in write(tmp_path, pair())["members"]] == [0, 1]
-
-
-def test_an_answer_of_anything_is_a_text(tmp_path):
-    answered = Prompt("a", answer={"é": Path("b")})
-    assert GroupFolder(tmp_path, displayed).prompt(answered)["answer"] == '{"é": "b"}'
-
-
-def test_previews_are_of_every_kind_but_texts(tmp_path):
-    folder = GroupFolder(tmp_path, displayed)
-    outputs = [Text("a"), pictures(1)[0], Video(torch.zeros(2, 3, 4, 4), 1.0), Audio(torch.zeros(1, 8), 8)]
-    assert [folder.preview(str(n), one) for n, one in enumerate(outputs)] == ["", "1.png", "2.png", "3.wav"]
-    assert folder.left_out == []
-
-
-def test_an_image_has_the_words_by_which_it_was_drawn(tmp_path):
-    folder, image = GroupFolder(tmp_path, displayed), pictures(1)[0]
-    assert folder.output("a", replace(image, words="a plan"))["words"] == "a plan"
-    assert "words" not in folder.output("b", image)
 
 
 def test_a_group_that_is_written_again_has_nothing_of_the_first(tmp_path):

@@ -155,20 +155,10 @@ def test_clips_sounds_previews_and_media_of_the_prompt(tmp_path):
     assert Pil.open(tmp_path / "groups/step-000000/000.webp").n_frames == 5  # type: ignore[attr-defined]
 
 
-def test_rewards_that_are_equal_where_there_are_some_are_equal(tmp_path):
-    for totals, equal in (([1.0, 1.0, NAN], True), ([1.0, 2.0, NAN], False), ([NAN] * 3, False)):
-        assert write(tmp_path, rolled(pictures(3), plain([1] * 3), totals))["equal_rewards"] is equal
-
-
 @pytest.mark.parametrize(("answer", "written"), [(None, None), ("one", "one"), ([1, "ä"], '[1, "ä"]'), (2.5, "2.5")])
 def test_an_answer_is_written_as_a_text(answer, written, tmp_path):
     round_ = rolled(pictures(1), plain([1]), [1.0], prompt=Prompt("a", answer=answer))
     assert write(tmp_path, round_)["prompt"]["answer"] == written
-
-
-def test_what_is_in_memory_is_shown_without_a_family():
-    clip = displayed(Media("video", Video(torch.zeros(2, 3, 4, 6), 1.0)))
-    assert isinstance(clip, Pil.Image) and isinstance(displayed(Media("image", pictures(1)[0])), Pil.Image)
 
 
 def test_a_clip_plays_as_long_as_its_frames_last():
@@ -320,12 +310,6 @@ def test_the_tree_is_drawn_with_node_values_advantages_and_descendants(tmp_path)
     page = group_page(tmp_path, group, interactive=True)
     assert page.count('role="button"') == 6 and page.count('tabindex="0"') == 1
     assert 'tabindex="0"' not in group_page(tmp_path, group)  # without a script nothing can be chosen
-
-
-def test_samples_that_share_no_tree_are_not_drawn(tmp_path):
-    keys = {"prompt": [0, 0], "tree": [0, 1]}
-    write(tmp_path, rolled(pictures(2), plain([2, 2], keys=keys), [0.0, 1.0]))
-    assert branching(read_group(tmp_path, 0), MediaFolder(tmp_path)) is None
 
 
 def test_the_newest_complete_group_is_shown(tmp_path):

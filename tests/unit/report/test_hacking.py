@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -61,14 +60,6 @@ def test_the_first_evaluation_during_a_run_raises_no_alarm_yet():
     assert alarms(course((0, 0), (0.1, -0.1), last=False)) == []
 
 
-def test_the_alarm_says_what_changed_since_when():
-    first, _ = alarms(course((0, 0), (0.1, 0.5), (0.2, 0.4), (0.3, 0.3), (0.4, 0.2)))
-    assert (first.trained, first.held_out, first.since, first.step) == ("trained", "held", 10, 30)
-    assert first.gain.mean == pytest.approx(0.2, abs=0.01) and first.loss.mean == pytest.approx(-0.2, abs=0.01)
-    assert first.gain.n == 16 and first.loss.low < first.loss.mean < first.loss.high < 0
-    assert "\n" not in str(first) and "from step 10 to 30 the trained reward 'trained' changed by 0.19" in str(first)
-
-
 def test_a_reward_that_is_to_fall_improves_by_falling():
     fallen = course((0, 0), (-0.1, -0.1), (-0.2, -0.2))
     lowered = [Measured(one.step, one.values, {"trained": -1.0}) for one in fallen]
@@ -104,20 +95,6 @@ def test_of_several_trained_rewards_the_one_that_rose_most_clearly_is_named():
         assert [alarm.trained for alarm in alarms([start, end])] == ["clear"]
 
 
-def test_of_trained_rewards_that_rose_alike_the_first_is_named():
-    for order in (("one", "two"), ("two", "one")):
-        directions, rise = dict.fromkeys(order, 1.0), np.tile([0.1, 0.3], 8)
-        start = Measured(0, {**dict.fromkeys(order, RAMP), "held": RAMP}, directions)
-        end = Measured(1, {**dict.fromkeys(order, RAMP + rise), "held": RAMP - rise}, directions, final=True)
-        assert [alarm.trained for alarm in alarms([start, end])] == [order[0]]
-
-
-@pytest.mark.parametrize(("rise", "fall", "steps"), [(0.5, 0.5, [1]), (0.5, 0.0, []), (0.0, 0.5, [])])
-def test_what_stays_exactly_the_same_has_not_parted(rise, fall, steps):
-    both = [measured(0, RAMP, RAMP), measured(1, RAMP + rise, RAMP - fall, final=True)]
-    assert [alarm.step for alarm in alarms(both)] == steps
-
-
 # How sure
 
 
@@ -126,19 +103,6 @@ def test_what_stays_exactly_the_same_has_not_parted(rise, fall, steps):
 )
 def test_students_quantiles_are_those_of_the_tables(probability, freedom, wanted):
     assert student_quantile(probability, freedom) == pytest.approx(wanted, rel=2e-3)
-
-
-@pytest.mark.parametrize(
-    ("z", "freedom", "wanted"),
-    [
-        (1, 1, 1 + 2 / 4 + 24 / 96 + 24 / 384),
-        (2, 1, 2 + 10 / 4 + 294 / 96 + 1098 / 384),
-        (2, 2, 2 + 10 / 8 + 294 / 384 + 1098 / 3072),
-    ],
-)
-def test_the_quantile_is_the_expansion_about_the_normal_one(z, freedom, wanted):
-    """z^3 + z; 5 z^5 + 16 z^3 + 3 z; 3 z^7 + 19 z^5 + 17 z^3 - 15 z: at 2 these are 10, 294 and 1098."""
-    assert student_quantile(NormalDist().cdf(z), freedom) == pytest.approx(wanted, rel=1e-9)
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -234,16 +198,6 @@ def test_only_evaluations_of_the_held_out_prompts_in_a_run_are_compared(tmp_path
     assert sorted((one.step, one.final) for one in read_measured(folder)) == [(0, False), (10, False), (20, True)]
 
 
-def test_names_of_rewards_are_escaped(tmp_path):
-    folder = write(tmp_path / "run", course(*PARTED), trained={"<script>": 1})
-    for path in (folder / "evaluations").iterdir():
-        record = json.loads(path.read_text())
-        record["values"]["<script>"] = record["values"].pop("trained")
-        path.write_text(json.dumps(record))
-    page = write_report(folder).read_text()
-    assert "reward hacking" in page and "'<script>'" not in page.lower()
-
-
 def test_the_report_has_the_correlations_of_rewards_over_the_last_tenth(tmp_path):
     rows = [
         {"step": step, "reward/a/mean": 1.0, "reward/b:c/mean": 1.0, "reward/d/mean": 1.0, "correlation/a/b:c": value}
@@ -270,11 +224,6 @@ def test_an_alarm_is_written_with_its_intervals():
     written = alarm.as_dict()
     assert (written["trained"], written["held_out"], written["since"], written["step"]) == ("trained", "held", 0, 1)
     assert written["gain"]["mean"] == pytest.approx(0.5) and written["loss"]["mean"] == pytest.approx(-0.5)
-
-
-def test_a_held_out_reward_that_is_not_measured_any_more_raises_nothing():
-    end = Measured(1, {"trained": RAMP + 0.5}, TRAINED, final=True)
-    assert alarms([measured(0, RAMP, RAMP), end]) == []
 
 
 @pytest.mark.parametrize("first", [RAMP, np.full(16, np.nan)])

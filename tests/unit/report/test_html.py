@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import base64
-import io
 import json
 import math
 import re
 
 import pytest
 import torch
-from PIL import Image as Pil
 
 from mmgrpo.report.html import write_report
 from mmgrpo.report.plots import sample_grid
@@ -64,13 +61,6 @@ def test_the_report_needs_nothing_but_itself(html):
     assert sources and all(source == "data:image/" for source in sources)
     assert "://" not in html and "<script" not in html and "@import" not in html and "url(" not in html
     assert "content=\"default-src 'none'; img-src data:; media-src data:;" in html
-
-
-def test_every_picture_of_the_report_is_a_picture(html):
-    pictures = re.findall(r'src="data:image/\w+;base64,([^"]+)"', html)
-    assert len(pictures) == 3  # sample grids; curves are mark-up
-    for picture in pictures:
-        Pil.open(io.BytesIO(base64.b64decode(picture))).verify()
 
 
 def test_curves_are_those_of_the_card_and_of_training(html):
@@ -130,12 +120,6 @@ def test_an_empty_run_folder_has_a_report_too(tmp_path):
 def test_no_run_folder_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such run folder"):
         write_report(tmp_path / "none")
-
-
-def test_what_users_wrote_is_escaped(tmp_path):
-    (tmp_path / "config.yaml").write_text("name: '<b>&'\n# 1 < 2 & 3\n")
-    html = page(tmp_path)
-    assert "<h1>&lt;b&gt;&amp;</h1>" in html and "# 1 &lt; 2 &amp; 3" in html and "<b>" not in html
 
 
 def test_all_metrics_are_listed_with_their_first_and_last_values(html):

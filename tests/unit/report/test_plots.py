@@ -14,8 +14,6 @@ from mmgrpo.report.plots import (
     running_mean,
     sample_grid,
     series,
-    thinned,
-    title_of,
     to_pil,
 )
 from mmgrpo.types import Image, Text
@@ -55,21 +53,6 @@ def test_small_pictures_are_enlarged_pixel_by_pixel_and_sides_keep_their_proport
     assert fit(Pil.new("RGB", (100, 400)), 40).size == (10, 40)
 
 
-def test_levels_are_rounded_and_what_is_not_finite_is_black():
-    pixels = torch.tensor([0.5, math.nan, 2.0]).view(3, 1, 1)
-    # 0.5 * 255 = 127.5, rounded to the even 128.
-    assert to_pil(Image(pixels)).getpixel((0, 0)) == (128, 0, 255)
-
-
-def test_what_is_long_is_thinned_and_averaged_over_a_tenth():
-    assert thinned(np.arange(20_000), np.arange(20_000))[0].size == 20_000
-    assert thinned(np.arange(20_001), np.arange(20_001))[0].size == 10_001
-    values = np.zeros(40)
-    values[20] = 1.0
-    np.testing.assert_allclose(running_mean(values)[17:24], [0, 0.2, 0.2, 0.2, 0.2, 0.2, 0])
-    assert np.flatnonzero(running_mean(np.arange(200) == 100)).tolist() == list(range(90, 111))
-
-
 def test_a_grid_of_nothing_or_of_words_is_an_error():
     with pytest.raises(ValueError, match="0 images.*0"):
         sample_grid([], [])
@@ -79,11 +62,3 @@ def test_a_grid_of_nothing_or_of_words_is_an_error():
         sample_grid([Text("a")], ["a"])
     with pytest.raises(ValueError, match="got 0 columns"):
         sample_grid([Image(torch.zeros(3, 2, 2))], ["a"], columns=0)
-
-
-def test_long_lines_are_thinned_to_every_kth_row_and_names_are_drawable():
-    steps, values = np.arange(7.0), np.arange(7.0) * 2
-    assert [column.tolist() for column in thinned(steps, values, most=7)] == [steps.tolist(), values.tolist()]
-    assert [column.tolist() for column in thinned(steps, values, most=6)] == [[0, 2, 4, 6], [0, 4, 8, 12]]
-    assert thinned(np.array([]), np.array([]))[0].size == 0
-    assert title_of("a\x00b\ud83d\n" + "x" * 100) == "a?b??" + "x" * 55

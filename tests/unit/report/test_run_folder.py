@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mmgrpo.report import run_folder
-from mmgrpo.report.html import facts, grids
+from mmgrpo.report.html import grids
 from mmgrpo.report.media import MediaFolder
 from mmgrpo.report.run_folder import read_run
 from mmgrpo.statistics import bootstrap_mean
@@ -49,15 +49,6 @@ def test_an_evaluation_has_a_bound_of_values(tmp_path, monkeypatch):
 def test_intervals_of_a_run_that_was_killed_are_those_of_its_end(tmp_path):
     values = [0.0, 1.0, 2.0, 7.0, 9.0, 11.0, 0.5]
     assert read_run(evaluated(tmp_path, a=values)).evaluation == {"before": {"a": bootstrap_mean(values).as_dict()}}
-
-
-def test_an_evaluation_of_nothing_is_empty(tmp_path):
-    assert read_run(evaluated(tmp_path)).evaluation == {"before": {}}
-
-
-def test_a_section_of_another_form_tells_no_facts(tmp_path):
-    (tmp_path / "config.yaml").write_text("model: sd3\noptim: [1]\nseed: true\n")
-    assert facts(read_run(tmp_path)) == {"optimizer steps": "0"}
 
 
 def test_grids_have_headings_by_prompts_and_moments(tmp_path):

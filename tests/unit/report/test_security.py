@@ -291,14 +291,6 @@ def test_a_configuration_that_refers_to_itself_is_not_spelled_out(tmp_path):
     assert f"<h1>{tmp_path.name}</h1>" in html and "<dt>seed</dt>" not in html and len(html) < 20_000
 
 
-def test_half_a_surrogate_pair_does_not_break_a_report_nor_do_line_separators(tmp_path):
-    write_rows(tmp_path / "samples" / "after.jsonl", row(completion="half \ud83d of one"))
-    path = tmp_path / "samples" / "before.jsonl"
-    path.write_text(json.dumps(row(completion="line\u2028separator\x85s"), ensure_ascii=False) + "\n", "utf-8")
-    html = write_report(tmp_path).read_text("utf-8")
-    assert "half ? of one" in html and "line\u2028separator\x85s" in html
-
-
 def test_folders_and_pipes_in_the_place_of_files_are_not_read(tmp_path):
     (tmp_path / "samples" / "after.jsonl").mkdir(parents=True)
     (tmp_path / "samples" / "a.png").mkdir()

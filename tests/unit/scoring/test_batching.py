@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import re
-import socket
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from mmgrpo.scoring.batching import Batches, Job, Joining, Unready, Unscorable
-from mmgrpo.scoring.envelope import TooLarge
 from mmgrpo.scoring.manifest import Manifest
-from mmgrpo.scoring.server import Refusal, Running, application, facts, limited
+from mmgrpo.scoring.server import Refusal, application
 from mmgrpo.types import Prompt, Text
 from tests.unit.scoring.serving import TEXTS, batches, length
 
@@ -156,70 +152,6 @@ def test_a_reward_is_warmed_up_before_it_is_ready():
     seen: list[Any] = []
     asyncio.run(start())
     assert seen == [(length, False)]
-
-
-class Sent:
-    """A request with a header and a body."""
-
-    def __init__(self, announced: str, body: bytes) -> None:
-        self.headers, self.body = {"content-length": announced} if announced else {}, body
-
-    async def stream(self) -> AsyncIterator[bytes]:
-        for place in range(0, len(self.body), 3):
-            yield self.body[place : place + 3]
-
-
-@pytest.mark.parametrize("announced", ["", "8", "x", "9" * 5000, "1" + 19 * "0", "-1"])
-def test_a_body_is_read_to_its_limit_whatever_is_announced(announced):
-    request: Any = Sent(announced, b"12345678")
-    assert asyncio.run(limited(request, 8)) == b"12345678"
-    with pytest.raises(TooLarge, match="7 bytes"):
-        asyncio.run(limited(request, 7))
-
-
-def test_a_body_that_announces_too_much_is_not_read():
-    request: Any = Sent("9", b"")
-    request.stream = lambda: pytest.fail("it is read")
-    with pytest.raises(TooLarge):
-        asyncio.run(limited(request, 8))
-
-
-def test_what_is_infinite_is_null_in_a_list_of_rewards():
-    low = batches("a", length, Manifest(("Text",), -math.inf, 0.5), timeout=math.inf)
-    assert facts(low)["timeout"] is None and not facts(low)["alone"]
-    assert (facts(low)["manifest"]["low"], facts(low)["manifest"]["high"]) == (None, 0.5)
-    assert facts(batches("b", length, None, timeout=3.0)) == {"timeout": 3.0, "alone": True, "manifest": None}
-
-
-@pytest.mark.parametrize(("drain", "limit"), [(0.5, 1), (2.0, 2), (math.inf, None)])
-def test_a_server_listens_where_it_is_told_and_says_little(drain, limit):
-    server = Running(application({}), "127.0.0.1", 0, drain)
-    config = server._server.config
-    assert (config.timeout_graceful_shutdown, config.log_level, config.access_log) == (limit, "warning", False)
-    assert (config.ws, config.lifespan) == ("none", "on")
-    assert server.socket.getsockname() == ("127.0.0.1", server.port) and server.port > 0
-    assert server.socket.family == socket.AF_INET
-    assert server.socket.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
-    socket.create_connection(("127.0.0.1", server.port), 60).close()  # before it runs
-    with pytest.raises(OSError, match=rf"--host 127\.0\.0\.1 --port {server.port}"):
-        Running(application({}), "127.0.0.1", server.port, drain)
-    server.socket.close()
-
-
-@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
-def test_an_address_with_colons_is_one_of_ipv6():
-    try:
-        server = Running(application({}), "::1", 0, 1.0)
-    except OSError as error:
-        assert "--host ::1" in str(error)  # a machine without a loopback of IPv6
-        return
-    assert server.socket.family == socket.AF_INET6
-    server.socket.close()
-
-
-def test_a_server_offers_scores_and_no_pages():
-    paths = {route.path: route.methods for route in application({}).routes}
-    assert paths == {"/health": {"GET", "HEAD"}, "/manifests": {"GET", "HEAD"}, "/score": {"POST"}}
 
 
 @pytest.mark.parametrize(("status", "later"), [(408, True), (429, True), (503, True), (504, False), (422, False)])

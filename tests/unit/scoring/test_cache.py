@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from mmgrpo.rewards import scorer
-from mmgrpo.scoring import score_outputs
 from mmgrpo.scoring.cache import Cached, cached
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.types import Image, Prompt, Text
@@ -156,28 +154,6 @@ def test_a_reward_without_a_manifest_is_cached_in_memory():
     function = Lengths()
     reward = cached("m:r", function, {}, None, True)
     assert values(reward, ("p", "a")) == values(reward, ("p", "a")) == [1 / 3] and function.asked == [["pa"]]
-
-
-def test_cache_is_a_parameter_of_every_reward(tmp_path):
-    outputs, prompts = pictures(3, 32), [Prompt("a")] * 3
-    plain = score_outputs([scorer("jpeg_compressibility")], prompts, outputs).values.tolist()
-    for text in ("cache=True", f"cache={str(tmp_path / 'scores')!r}"):
-        reward = scorer(f"jpeg_compressibility({text}, weight=0.5)")
-        assert isinstance(reward.fn, Cached) and reward.weight == 0.5 and not reward.elsewhere
-        for _ in range(2):
-            assert score_outputs([reward], prompts, outputs).values.tolist() == plain
-    with pytest.raises(ValueError, match="'length_bonus'.*cache"):
-        scorer("length_bonus(cache=True)")
-    for wrong in ("''", "1", "None"):
-        with pytest.raises(ValueError, match="True.*False"):
-            scorer(f"jpeg_compressibility(cache={wrong})")
-
-
-def test_a_table_of_another_kind_is_no_cache(tmp_path):
-    with sqlite3.connect(tmp_path / "scores.sqlite") as connection:
-        connection.execute("CREATE TABLE scores (score REAL)")
-    with pytest.raises(ValueError, match="cache"):
-        Cached(Lengths(), {}, tmp_path / "scores.sqlite")
 
 
 def test_a_cache_may_be_asked_by_any_thread(tmp_path):

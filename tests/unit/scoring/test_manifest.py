@@ -9,20 +9,9 @@ from math import inf
 import pytest
 
 from mmgrpo.config.extras import install
-from mmgrpo.rewards import RewardEntry
 from mmgrpo.scoring.manifest import Manifest, absent, cached_on_hub, obstacle
-from reward_models import REWARDS
 
 PICTURE = Manifest(("Image",))
-
-
-@pytest.mark.parametrize("name", REWARDS)
-def test_every_reward_of_ours_has_a_manifest(name):
-    assert isinstance(REWARDS[name].read_manifest(), Manifest)
-
-
-def test_a_reward_of_somebody_else_may_have_none():
-    assert RewardEntry("package.module:reward").read_manifest() is None
 
 
 @pytest.mark.parametrize(

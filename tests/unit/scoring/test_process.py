@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,8 +13,7 @@ import pytest
 import torch
 
 from mmgrpo.rewards import scorer
-from mmgrpo.scoring import score_outputs
-from mmgrpo.scoring.isolation import RewardFailure, WrongValues
+from mmgrpo.scoring.isolation import RewardFailure
 from mmgrpo.scoring.process import RewardProcess
 from mmgrpo.types import Image, Prompt, Text
 from tests.journeys.cli.running import is_running
@@ -129,30 +127,6 @@ def test_a_reward_of_a_package_has_a_process_where_it_is_asked_for(folder, copie
     assert there.fn(PROMPTS[:1], picture) == list(here.fn(PROMPTS[:1], picture))
 
 
-def test_after_its_end_the_next_batch_starts_another(folder, copied):
-    reward = scorer("own:dies")
-    assert isinstance(reward.fn, RewardProcess)
-    assert reward.fn(PROMPTS, OUTPUTS) == [1, 2]
-    with pytest.raises(RewardFailure, match="status 7"):
-        reward.fn(PROMPTS, [Text("die"), Text("")])
-    assert reward.fn(PROMPTS, OUTPUTS) == [1, 2]
-    os.killpg(reward.fn._process.pid, signal.SIGKILL)  # between two batches
-    reward.fn._process.wait()
-    assert reward.fn(PROMPTS, OUTPUTS) == [1, 2]
-
-
-def test_what_cannot_be_sent_ends_no_process(folder, copied):
-    reward = scorer("own:length")
-    assert isinstance(reward.fn, RewardProcess)
-    before, nested = reward.fn._process.pid, []
-    for _ in range(3000):
-        nested = [nested]
-    for answer in (object(), nested):
-        with pytest.raises(RewardFailure, match="sent"):
-            reward.fn([Prompt("", answer=answer)], OUTPUTS[:1])
-    assert reward.fn(PROMPTS, OUTPUTS) == [1, 2] and reward.fn._process.pid == before
-
-
 NOISE = """
 import os, sys
 
@@ -173,19 +147,6 @@ def test_an_answer_that_is_no_message_is_an_error_of_the_reward(kind, folder, co
     reward = scorer("noisy:noise")
     with pytest.raises(RewardFailure, match="answer|exited"):
         reward.fn(PROMPTS[:1], [Text(kind)])
-
-
-def test_errors_of_a_batch_say_what_came_and_where_it_came_from(folder, copied):
-    (folder / "own.py").write_text("def texts(prompts, outputs):\n    return [output.txt for output in outputs]\n")
-    reward = scorer("own:texts")
-    with pytest.raises(RuntimeError, match=r"'texts'.*AttributeError.*'txt'.*own\.py:2") as e:
-        score_outputs([reward], PROMPTS, OUTPUTS)
-    assert e.value.__cause__ is not None and "own.py" in str(e.value.__cause__.__cause__)
-    with pytest.raises(RewardFailure, match="process=False"):
-        reward.fn([Prompt("", meta={"labels": {1}})] * 2, OUTPUTS)
-    (folder / "own.py").write_text("def texts(prompts, outputs):\n    return 'ab'\n")
-    with pytest.raises(WrongValues, match="str.*number"):
-        scorer("own:texts").fn(PROMPTS, OUTPUTS)
 
 
 def hanging(folder: Path) -> int:
@@ -236,19 +197,6 @@ def test_it_ends_with_the_reward_itself(folder, copied):
     del reward
     gc.collect()
     assert process.poll() is not None  # killed, unless it was faster to see that the connection was closed
-
-
-def test_an_interruption_of_the_run_ends_a_reward_that_hangs(folder):
-    run = subprocess.Popen(
-        [sys.executable, "-P", "-c", RUN, "busy"], text=True, cwd=folder,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
-    )  # fmt: skip
-    worker = hanging(folder)
-    run.send_signal(signal.SIGINT)
-    _, errors = run.communicate()
-    assert errors.strip().endswith("KeyboardInterrupt") and run.returncode == -signal.SIGINT
-    assert not is_running(worker)
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")

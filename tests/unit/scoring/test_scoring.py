@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ import torch
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, mean_of_valid, score_outputs
 from mmgrpo.scoring.background import begin
-from mmgrpo.scoring.isolation import RewardFailure, call_reward, column, column_or_nan, copied, in_words, score_column
+from mmgrpo.scoring.isolation import RewardFailure, call_reward, column, column_or_nan, copied, score_column
 from mmgrpo.types import Image, Media, Prompt, Text, Turn
 
 PROMPTS = [Prompt("one", "1"), Prompt("two", "2"), Prompt("three", "3")]
@@ -277,28 +275,6 @@ def test_a_failure_without_prompts_is_told_without_one():
         score_outputs([Scorer("far", broken)], [], [])
 
 
-def test_a_reward_that_changes_the_folder_changes_it_for_itself(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert call_reward(lambda p, o: [os.chdir("/"), 1.0][1:], PROMPTS[:1], OUTPUTS[:1]) == [1.0]
-    assert Path.cwd() == tmp_path
-
-
-@pytest.mark.parametrize("flags", [(True, True), (True, False), (False, False)])
-def test_kernels_are_as_deterministic_afterwards_as_before(flags):
-    def changes(prompts, outputs):
-        torch.use_deterministic_algorithms(not flags[0], warn_only=not flags[1])
-        return [1.0]
-
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    try:
-        torch.use_deterministic_algorithms(flags[0], warn_only=flags[1])
-        call_reward(changes, PROMPTS[:1], OUTPUTS[:1])
-        after = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-        assert after == flags
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
 @pytest.mark.parametrize(
     "values",
     [
@@ -315,28 +291,6 @@ def test_an_array_holds_one_real_number_for_each_output(values):
         score_outputs([Scorer("odd", lambda p, o: values)], PROMPTS, OUTPUTS)
     mixed = np.array([1, True, 0.5], dtype=object)
     assert score_outputs([Scorer("odd", lambda p, o: mixed)], PROMPTS, OUTPUTS).values[:, 0].tolist() == [1, 1, 0.5]  # type: ignore
-
-
-def test_an_error_that_cannot_say_what_it_is_has_its_name():
-    class Silent(Exception):
-        def __str__(self) -> str:
-            raise KeyError
-
-    class Long(Exception):
-        def __str__(self) -> str:
-            return "x" * 3000
-
-    assert in_words(OSError("gone")) == "OSError: gone"
-    assert in_words(RewardFailure("it closed stdout")) == "it closed stdout"
-    assert in_words(Silent()).endswith(("Silent", "<exception str() failed>")) and len(in_words(Long())) == 2000
-
-
-def test_an_error_without_any_text_of_its_own_is_told(monkeypatch):
-    def fails(error):
-        raise RuntimeError
-
-    monkeypatch.setattr("traceback.format_exception_only", fails)
-    assert in_words(OSError("gone")) == "OSError"
 
 
 def test_an_error_of_a_reward_names_the_line_of_its_file(tmp_path, monkeypatch, copied):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +16,7 @@ from mmgrpo.rewards import scorers
 from mmgrpo.scoring import served as module
 from mmgrpo.scoring.fitting import row_objection
 from mmgrpo.scoring.isolation import RewardFailure
-from mmgrpo.scoring.served import Client, served
+from mmgrpo.scoring.served import Client
 from mmgrpo.types import Image, Media, Prompt, Text, Turn
 from tests.unit.scoring.serving import clock_of_pauses
 from tests.unit.scoring.test_served import FACTS, LENGTHS, PROMPTS, TEXTS_OF_MANY_LENGTHS, client, values
@@ -106,27 +104,6 @@ def test_two_parts_are_on_their_way_to_each_server_and_no_more():
     assert most == [2]
 
 
-def test_the_settings_of_a_client_its_check_and_the_reward_agree():
-    shared = ("timeout", "patience", "batch", "token_file", "url")
-    stated = {name: inspect.signature(served).parameters[name].default for name in shared}
-    for function, token in ((module._of, "token_file"), (Client.__init__, "token")):
-        parameters = inspect.signature(function).parameters
-        names = {token if name == "token_file" else name: value for name, value in stated.items()}
-        assert {n: parameters[n].default for n in names if n in parameters} == {
-            n: v for n, v in names.items() if n in parameters
-        }
-    assert inspect.signature(module._of).parameters["reward"].default == "", "which no server has"
-
-
-@pytest.mark.parametrize(("timeout", "read"), [(20.0, 20.0), (math.inf, None)])
-def test_a_connection_has_five_seconds_and_an_answer_its_time(timeout, read):
-    [http] = client(values, timeout=timeout)._http.values()
-    assert (http.timeout.connect, http.timeout.read) == (5.0, read)
-    assert "authorization" not in http.headers
-    [http] = client(values, token="secret")._http.values()
-    assert http.headers["authorization"] == "Bearer secret"
-
-
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"timeout": 0}, {"timeout": math.nan}, {"patience": -1}])
 def test_settings_without_a_meaning_are_refused(wrong):
     with pytest.raises(ValueError, match="batch.*timeout.*patience.*0"):
@@ -147,22 +124,6 @@ def test_urls_are_texts(url):
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ({"error": "not now", "status": "loading"}, "(not now)"),
-        ({"status": "loading"}, "(loading)"),
-        ({}, "(no reason)"),
-        ([1], "(no reason)"),
-    ],
-)
-def test_the_reason_of_a_server_is_told(content, words):
-    refusal = client(lambda request: httpx.Response(503, json=content), patience=0)
-    with pytest.raises(RewardFailure) as caught:
-        refusal(PROMPTS, TEXTS_OF_MANY_LENGTHS)
-    assert f"http://a answers 503 {words}, for 0 s" in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("response", "words"),
     [
         (httpx.Response(200, json=[1]), "http://a answers 200: no JSON"),
@@ -176,12 +137,6 @@ def test_an_answer_that_is_none_is_told(response, words):
     with pytest.raises(RewardFailure) as caught:
         client(lambda request: response)(PROMPTS, TEXTS_OF_MANY_LENGTHS)
     assert str(caught.value).startswith(words) and len(str(caught.value)) < 2100
-
-
-def test_two_thousand_characters_of_a_long_reason_are_told():
-    with pytest.raises(RewardFailure) as caught:
-        client(lambda request: httpx.Response(499, json={"error": "x" * 3000}))(PROMPTS, TEXTS_OF_MANY_LENGTHS)
-    assert str(caught.value).startswith("http://a answers 499: x") and str(caught.value).count("x") == 2000
 
 
 @pytest.mark.parametrize("error", [httpx.LocalProtocolError, httpx.UnsupportedProtocol])
@@ -255,23 +210,3 @@ def test_files_of_prompts_are_refused_before_a_run_where_the_reward_of_a_server_
         one._facts = {**FACTS, "manifest": manifest}
         assert ("photos/a.png" in row_objection(judge, shown)) is refused
         assert not row_objection(judge, kept) and not row_objection(judge, Prompt("p"))
-
-
-def test_a_server_that_does_not_answer_is_asked_once_while_another_does():
-    asked: list[str] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.url.host)
-        return values(request) if request.url.host == "b" else httpx.Response(503)
-
-    one = client(answer, ("http://a", "http://b"))
-    for _ in range(6):
-        assert one(PROMPTS[:1], TEXTS_OF_MANY_LENGTHS[:1]) == [3]
-    assert asked.count("a") == 1 and asked.count("b") == 6
-
-
-def test_a_server_that_answers_again_has_not_failed():
-    one = client(values)
-    one._facts, one._down, one._lost = FACTS, {"http://a": time.monotonic()}, True
-    assert one(PROMPTS, TEXTS_OF_MANY_LENGTHS) == LENGTHS
-    assert one._down == {} and not one._lost

@@ -34,10 +34,6 @@ def test_a_named_function_of_trls_form_serves_as_it_is(module, process, copied):
     assert values == [1.0, None]  # None abstains, also through the process
 
 
-def test_its_prompts_are_texts(module):
-    assert list(scorer(f"{module}:repeats(process=False)").fn(PROMPTS, SAID)) == [1.0, 0.0]
-
-
 def test_its_columns_are_no_parameters(module):
     with pytest.raises(ValueError, match="'written_for_trl:right_length'.*'words'"):
         scorer(f"{module}:right_length(words=3, process=False)")
@@ -46,9 +42,3 @@ def test_its_columns_are_no_parameters(module):
 def test_another_form_is_an_error(module):
     with pytest.raises(ValueError, match="prompts and outputs"):
         scorer(f"{module}:neither(process=False)")
-
-
-@pytest.mark.parametrize("form", ["completions, **columns", "*, prompts, completions, **columns"])
-def test_a_function_that_is_called_by_keywords_is_of_trls_form(form, module, tmp_path):
-    (tmp_path / "by_keywords.py").write_text(f"def one({form}):\n    return [1.0 for _ in completions]\n")
-    assert list(scorer("by_keywords:one(process=False)").fn(PROMPTS, SAID)) == [1.0, 1.0]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mmgrpo.cli.demo import runs
-from mmgrpo.cli.demo.gate import FORM, names_an_address
+from mmgrpo.cli.demo.gate import FORM
 from mmgrpo.cli.demo.runs import details_html
 from tests.journeys.cli.demo.fakes import write_run
 from tests.journeys.cli.demo.serving import FILE, LIMIT, Served, serving
@@ -190,17 +190,6 @@ def test_a_run_that_is_not_open_is_refused(demo, name):
     assert str(demo.opened.runs["run-1"]) not in answer.text
 
 
-def test_links_in_a_run_are_named_and_not_followed(demo):
-    [answer] = demo.ask([(demo.event("runs-choose"), [["links"], None, "seconds", 0])])
-    assert answer.ok and SECRET not in answer.text
-    assert "links out of the run folder: samples/after.png, samples/step-000003.jsonl." in answer.text
-
-
-def test_names_that_are_mark_up_are_text(demo):
-    [answer] = demo.ask([(demo.event("runs-choose"), [[next(iter(demo.opened.runs))], None, "seconds", 0])])
-    assert answer.ok and "&lt;img src=x" in answer.text and "<img src=x" not in answer.text
-
-
 # ---- other servers, other sites
 
 
@@ -215,21 +204,6 @@ def test_nothing_is_fetched_from_other_servers(demo, elsewhere):
             assert reply.status_code == 403
         assert client.get("/gradio_api/runs").status_code == 404
     assert asked == []
-
-
-def test_addresses_are_found_however_deep_they_are():
-    deep: Any = {"path": "https://a"}
-    for _ in range(30):
-        deep = [{"x": deep}]
-    assert names_an_address(json.dumps(deep).encode()) and names_an_address(b"[" * 100 + b"]" * 100)
-    assert not names_an_address(b'{"data": ["https://a", {"url": "http://b", "path": "/tmp/c"}]}')
-    assert not names_an_address(b"") and not names_an_address(b"{")
-
-
-def test_a_page_is_told_to_load_nothing_of_other_servers(demo):
-    with demo.client() as client:
-        policy = client.get("/").headers["content-security-policy"]
-    assert "http" not in policy and "*" not in policy and policy.startswith("default-src 'self'")
 
 
 def test_pages_of_other_sites_cannot_use_the_demo(demo):
@@ -316,25 +290,3 @@ def test_a_run_that_is_being_written_is_shown_at_any_moment(tmp_path):
         assert all(answer.ok for answer in answers) and "Traceback" not in "".join(a.text for a in answers)
         last = demo.ask(requests[:1])[0]
         assert last.ok and "Its last recorded step is 4" in last.text
-
-
-DAMAGES = {
-    "metrics.jsonl": [b"\xff\xfe", b'{"step": 1', b"[1]\n", b'{"step": -1}\n', b"[" * 100_000 + b"\n"],
-    "summary.json": [b"{", b"[]", b'{"eval": 1}', b'{"eval": {"before": {"r": {"mean": "x"}}}}'],
-    "samples/after.png": [b"", b"\x89PNG\r\n\x1a\n", b"<svg onload=alert(1)>"],
-    "samples/after.jsonl": [b"{", b'{"id": 1}', b"[]"],
-    "evaluations/after.json": [b"{", b"[]", b'{"values": 1}', b'{"step": 1e400}'],
-}
-
-
-def test_damaged_runs_are_answered(demo):
-    run = demo.opened.runs["run-5"]
-    for name, contents in DAMAGES.items():
-        path = run / name
-        path.parent.mkdir(exist_ok=True)
-        before = path.read_bytes() if path.is_file() else None
-        for content in contents:
-            path.write_bytes(content)
-            [answer] = demo.ask([(demo.event("runs-choose"), [["run-5", "run-1"], None, "seconds", 0])])
-            assert answer.ok and str(run) not in answer.text and "<svg onload" not in answer.text, (name, content[:40])
-        path.write_bytes(before) if before is not None else path.unlink()

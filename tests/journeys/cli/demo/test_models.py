@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +16,12 @@ from mmgrpo.cli.demo.kept import kept
 from mmgrpo.cli.demo.models import (
     AFTER,
     BEFORE,
-    EMBEDDED,
     NAMED,
     STORED,
     STORED_RUN,
     Opened,
     Pair,
     find_runs,
-    free_memory,
     open_all,
     run_pair,
     trained_model,
@@ -79,10 +75,9 @@ def draw(policy: Policy, pair: Pair) -> torch.Tensor:
 
 
 @pytest.fixture(autouse=True)
-def few_embedded(request, monkeypatch):
+def few_embedded(monkeypatch):
     """Reading five embedded recipes takes most of the time of a test that is about others."""
-    if request.function is not test_what_is_opened_by_default_and_by_options:
-        monkeypatch.setattr(opening, "EMBEDDED", ())
+    monkeypatch.setattr(opening, "EMBEDDED", ())
 
 
 @pytest.fixture
@@ -315,13 +310,6 @@ def test_of_three_models_the_one_that_was_used_longest_ago_is_given_up(monkeypat
     assert found.holds("a", BEFORE) and not found.holds("a", AFTER) and not found.holds("b", BEFORE)
 
 
-def test_a_model_in_memory_is_that_of_its_weights():
-    found = Opened({}, {"a": loading("a", loader([]), "tuned")}, Path("v"))
-    found.policy("a", AFTER)
-    found.policy("a", BEFORE)
-    assert list(found.loaded) == [("a", AFTER, "tuned"), ("a", BEFORE, "")]
-
-
 def test_the_version_of_weights_is_when_the_model_of_a_run_was_written(tmp_path):
     (tmp_path / "model").mkdir()
     os.utime(tmp_path / "model", ns=(5, 7))
@@ -329,26 +317,6 @@ def test_the_version_of_weights_is_when_the_model_of_a_run_was_written(tmp_path)
     of_run = replace(without, run=tmp_path)
     assert (of_run.version("model"), of_run.version("12"), without.version("model")) == ("model 7", "12", "model")
     assert without.run is None and without.weights == without.trained == ""
-
-
-def test_memory_of_models_in_cycles_is_given_back_to_their_device(monkeypatch):
-    emptied = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
-    gc.collect()
-    one: Any = Model()
-    one.asked.append(one)
-    there = weakref.ref(one)
-    del one
-    free_memory("cpu")
-    assert there() is None and emptied == []
-    free_memory("cuda:1")
-    assert emptied == [1]
-
-
-def test_pairs_are_told_apart_by_their_modality():
-    pairs = {name: pair_of(family, name=name) for name, family in (("a", "sd3"), ("b", "qwen_vl"), ("c", "wan"))}
-    found = Opened({}, pairs, Path("v"))
-    assert (found.of("visual"), found.of("vlm"), found.of("speech")) == (["a", "c"], ["b"], [])
 
 
 def test_a_reward_that_ends_the_process_is_one_that_cannot_be_loaded(monkeypatch):
@@ -360,22 +328,6 @@ def test_a_reward_that_ends_the_process_is_one_that_cannot_be_loaded(monkeypatch
     loaded, failed = found.scorers("a")
     assert not loaded and (loaded, failed) == found.rewards["a"]
     assert [*failed] == ["mine:own"] and "SystemExit: cuda:3 ends" in failed["mine:own"]
-
-
-def test_what_is_opened_by_default_and_by_options(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found = open_all(Args(), "cuda:2")
-    assert (
-        list(found.pairs)
-        == [STORED, *(f"embedded: {recipe}" for recipe in EMBEDDED)]
-        == [*(pair.name for pair in found.pairs.values())]
-    )
-    assert [pair.modality for pair in found.pairs.values()] == [*["visual"] * 3, "vlm", "speech", "speech"]
-    assert (found.votes, found.device, found.folders) == (tmp_path / "votes.jsonl", "cuda:2", ["runs"])
-    assert found.left_out == {} and Opened({}, {}, Path("v")).device == "cpu"
-    pair = open_all(Args(before="a/base", family="wan", after="b/tuned"), "cpu").pairs[NAMED]
-    assert (pair.name, pair.weights, pair.family.name, pair.config.model.path) == (NAMED, "b/tuned", "wan", "a/base")
-    assert pair.sides == (BEFORE, AFTER)
 
 
 @pytest.mark.parametrize("section", [{}, {"model": "sd3"}, {"model": {}}, {"model": {"family": ""}}])

@@ -232,20 +232,6 @@ def test_what_a_visitor_writes_is_what_rewards_read(functions, monkeypatch):
         list(functions["attack"](silent, *fields, None))
 
 
-def test_an_attack_shows_values_as_they_come_and_at_last_the_verdict(functions, image):
-    given = (image, None, None, None, None, ["jpeg_compressibility", "jpeg_incompressibility"], "blur", 1.0, None)
-    steps = list(functions["attack"](silent, *given))
-    tables = [table for _, table in steps]
-    assert "scoring" in tables[0] and [table.count("<tr>") - 1 for table in tables[1:]] == [1, 2, 1, 2]
-    assert ["<strong>" in table for table in tables] == [False, False, False, False, True]
-    ((sides,),) = [{sides for sides, _ in steps}]
-    assert sides.count("data:image/png") == 2 and "attacked: Gaussian blur" in sides
-    assert "jpeg_compressibility rose under blur" in tables[-1]
-    assert list(functions["again"](None, None, *given[2:])) == [(gr.skip(), gr.skip())]
-    *_, live = functions["again"](*given)
-    assert live == (sides, tables[-1])
-
-
 def test_an_upload_is_shown_with_the_rewards_and_attacks_of_its_kind(functions, image, monkeypatch):
     monkeypatch.setattr(rewards, "is_downloaded", lambda source: False)  # another test may be downloading
     shown, choices, attacks = functions["look"](image, None)

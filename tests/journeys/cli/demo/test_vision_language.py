@@ -12,11 +12,11 @@ from PIL import Image as Pil
 from mmgrpo.cli.demo.compare import EXAMPLES, OWN, Examples
 from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened
 from mmgrpo.cli.demo.parts import refused
-from mmgrpo.cli.demo.vision_language import ask, boxes_of, prompt_of, read_upload, split, system_of, tab
+from mmgrpo.cli.demo.vision_language import ask, prompt_of, read_upload, split, system_of, tab
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Image, Prompt, Text, Turn
-from tests.journeys.cli.demo.fakes import EVIL, answering, broken, page, pair
+from tests.journeys.cli.demo.fakes import answering, broken, page, pair
 
 
 @pytest.fixture
@@ -93,25 +93,11 @@ def test_rewards_that_fail_are_said_with_their_reasons():
     assert "not installed" in reasons and "inf for 2 of 3" in reasons and "&lt;img" in reasons
 
 
-def test_texts_of_visitors_and_models_are_escaped():
-    hostile = f"<think>{EVIL}</think><answer>{EVIL}</answer>"
-    shown = asked(sides(hostile, hostile, ["task"])[0], question=EVIL, answer=EVIL, task=EVIL)
-    assert "<img" not in shown and shown.count("&lt;img src=x") > 10
-    assert shown.count('<span class="tag">&lt;answer&gt;</span>') == 4
-
-
 def test_boxes_in_an_answer_are_drawn_into_an_upload(image):
     found, _ = sides("it is at [8, 10, 40, 20]", "in the middle", seen=((40, 80),))
     base, trained = asked(found, file=image, count=1).split("<h3>Trained</h3>")
     assert ("<img" in base, "<img" in trained) == (True, False)
     assert "; boxes: <b style=" in base.split("</p>")[0]
-
-
-@pytest.mark.parametrize(("coordinates", "box"), [("absolute", [0.1, 0.25, 0.5, 0.5]), ("resized", [0.2, 0.5, 1, 1])])
-def test_boxes_are_fractions_of_the_image_in_the_coordinates_of_the_model(image, coordinates, box):
-    prompt = prompt_of(None, image, "where?", "", "", coordinates)
-    assert list(boxes_of(prompt, Text("[8, 10, 40, 20]", seen=((20, 40),)))["said"][0]) == pytest.approx(box)
-    assert boxes_of(Prompt("where?"), Text("at [1, 2, 3, 4]")) == {}
 
 
 def test_examples_are_asked_as_they_are_or_as_the_visitor_changed_them(heldout):

@@ -81,19 +81,6 @@ def test_log_probs_are_those_of_the_librarys_processor_and_forward_pass(kind, mo
 
 
 @EACH
-def test_sampled_tokens_are_scored_as_they_were_drawn_shared_or_replayed(kind, models, monkeypatch):
-    model = models[kind]
-    shared = rollout(TokenPolicy(model, max_tokens=5), prompts_of(kind))
-    monkeypatch.setattr(model, "shared", False)
-    replayed = rollout(TokenPolicy(model, max_tokens=5), prompts_of(kind))
-    assert torch.equal(kept(shared).ids, kept(replayed).ids)
-    for way in (True, False):
-        monkeypatch.setattr(model, "shared", way)
-        scores = rescored(TokenPolicy(model, max_tokens=5), shared, limit=4)
-        torch.testing.assert_close(scores, shared.decisions.log_probs, rtol=0, atol=1e-5)
-
-
-@EACH
 def test_what_is_heard_is_heard_in_scoring_too_and_belongs_to_its_own_prompt(kind, models):
     """Features of another prompt of the same form, as tiled ones are, or of no sound at all, change the log-probs."""
     policy = TokenPolicy(models[kind], max_tokens=5)

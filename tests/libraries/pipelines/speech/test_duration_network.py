@@ -11,7 +11,6 @@ import torch
 
 from pipelines.speech import duration
 from pipelines.speech.duration import ALPHABET, Shape, encode, positions
-from tests.building import load
 
 SMALL = Shape(classes=6, frames_a_class=40, width=8, layers=1, heads=2, inner=12)
 
@@ -75,14 +74,6 @@ def test_a_new_network_is_a_function_of_shape_and_seed_and_draws_nothing_from_el
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_a_network_is_written_into_a_new_folder_and_over_an_old_one(tmp_path):
-    for seed in (0, 1):
-        duration.write(tmp_path / "a" / "b", duration.create(SMALL, seed), SMALL)
-    loaded = load(duration, tmp_path / "a" / "b", renderer="tests.speaking:hummer")
-    assert torch.equal(loaded.network.head.weight, duration.create(SMALL, 1).head.weight)
-    assert loaded.device == torch.device("cpu") and not loaded.network.training
-
-
 @pytest.mark.parametrize(
     ("name", "value", "kind"), [("classes", 24.0, "int"), ("classes", True, "int"), ("alphabet", 3, "str")]
 )
@@ -103,22 +94,6 @@ def test_the_rate_warms_up_over_a_tenth_and_decays_over_the_second_half(still):
     duration.pretrain(duration.create(SMALL, 0), ["a"], pace=10, steps=20, batch=2, lr=0.1)
     wanted = [0.5, *[1.0] * 10, *(rest / 10 for rest in range(9, 0, -1))]
     assert still[0].rates == pytest.approx([0.1 * factor for factor in wanted])
-
-
-def test_a_step_forgets_the_gradient_of_the_one_before(still):
-    duration.pretrain(duration.create(SMALL, 0), ["a b c"], pace=10, spread=0, steps=4)
-    first, *others = still[0].norms
-    assert all(0.6 < norm / first < 1.5 for norm in others)
-
-
-def test_pretraining_by_default_takes_64_pieces_a_step_at_a_rate_of_a_thousandth(still, monkeypatch):
-    pieces: list[str] = []
-    original = duration.piece
-    monkeypatch.setattr(duration, "piece", lambda *given: pieces.append(original(*given)) or pieces[-1])
-    loss = duration.pretrain(duration.create(SMALL, 0), ["a"], pace=10, steps=1)
-    assert len(pieces) == 64 and still[0].rates == [1e-3] and isinstance(loss, float) and loss > 0
-    signature = duration.pretrain.__kwdefaults__
-    assert (signature["spread"], signature["steps"], signature["seed"]) == (0.25, 300, 0)
 
 
 @pytest.mark.parametrize("wrong", [{"pace": 0}, {"spread": -0.1}, {"texts": []}])

@@ -13,7 +13,6 @@ from pipelines.speech.f5_network import (
     Attention,
     F5Network,
     F5Shape,
-    InputEmbedding,
     ResponseNorm,
     Rotary,
     TextBlock,
@@ -262,17 +261,6 @@ def test_norms_take_small_values_as_noise():
     torch.nn.init.ones_(response.gamma)
     tiny = response(torch.full((1, 1, 1), 1e-6), torch.ones(1, 1, dtype=torch.bool))
     assert tiny.item() == pytest.approx(1.5e-6)
-
-
-def test_what_lies_beyond_a_row_does_not_reach_its_convolutions():
-    shape = replace(SMALL, width=16)
-    embedding = InputEmbedding(shape)
-    x, reference, text = (torch.randn(1, 4, size, generator=seeded(n)) for n, size in enumerate((6, 6, 8)))
-    real = torch.tensor([[True, True, False, False]])
-    whole = embedding(x, reference, text, real)
-    alone = embedding(x[:, :2], reference[:, :2], text[:, :2], real[:, :2])
-    torch.testing.assert_close(whole[:, :2], alone)
-    assert not whole[:, 2:].any()
 
 
 @pytest.mark.parametrize("folder", ["", "F5TTS_v1_Base"])

@@ -9,28 +9,21 @@ from typing import Any
 import pytest
 import torch
 
-from mmgrpo.config.registry import parse
 from mmgrpo.config.settings import config_class
-from mmgrpo.family import families, family
+from mmgrpo.family import family
 from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.runtime import progress
 from mmgrpo.types import Audio, Media, Prompt, Turn
 from pipelines.speech import (
     codec_speech,
     ctc,
-    flow_speech,
-    options,
     qwen_audio,
     renderers,
     stable_audio,
     vocoders,
     whisper,
 )
-from pipelines.speech.families import clips
-from pipelines.speech.mel import GriffinLim, MelFormat
 from pipelines.training import Training
-from reward_models import REWARDS
 from tests.building import load
 from tests.tiny import maker
 
@@ -74,23 +67,6 @@ def test_settings_reach_a_model_of_flow_matching(f5):
     again = family("flow_speech").policy(made, "cpu", training=False, weights=f"{place}/new/adapters").model
     assert again.training.adapters and not again.training.gradient_checkpointing
     assert model.device == torch.device("cpu")
-
-
-def test_by_default_a_model_of_flow_matching_is_the_first_release_without_a_drawn_head(f5):
-    model = load(flow_speech, f5)
-    assert (model.shape.rotates_all, model.shape.masks_text, model.shape.spread) == (True, True, False)
-    assert model.voice == GriffinLim(MelFormat(mels=16)) and model.evaluations_per_row == 2
-    drawn = load(flow_speech, f5, head="drawn").network.state_dict()["proj_out_ln_sig.bias"]
-    assert torch.allclose(drawn.exp(), torch.tensor(0.3))
-    matching = config("flow_speech", f5)
-    matching.sampling.policy = "matching"
-    policy = family("flow_speech").policy(matching, "cpu")
-    assert isinstance(policy, FlowMatchingPolicy)
-    policy.save(Path(f5).parent / "whole" / "model")
-    policy.save(Path(f5).parent / "whole" / "model")  # again, over it
-    assert load(flow_speech, Path(f5).parent / "whole" / "model").shape == model.shape
-    assert family("flow_speech").decisions(matching) == "matching"
-    assert family("flow_speech").decisions(config("flow_speech")) == "gaussian"
 
 
 @pytest.mark.parametrize(("guidance", "factor"), [(1.0, 1), (2.0, 2)])
@@ -231,28 +207,6 @@ def test_rows_are_left_out_up_to_the_limit_and_refused_beyond_it(name, kind, cap
     assert list(family(name).readable(made, [Prompt(text, "d")], "a.jsonl")[0]) == [Prompt(text, "d")]
 
 
-@pytest.mark.parametrize("name", ["whisper", "flow_speech"])
-def test_a_clip_is_as_long_as_the_model_hears(name):
-    made, heard = config(name, seconds=0.1), row("a", HEARD, text="" if name == "whisper" else "say")
-    assert family(name).readable(made, [heard], "a.jsonl")[1] == []
-    made.model.seconds = 0.09
-    with pytest.raises(ValueError, match="0.1.*0.09"):
-        family(name).readable(made, [heard], "a.jsonl")
-
-
-def test_clips_of_a_command_line_are_files():
-    first, second = clips(["x/a.wav", "b.wav"])
-    assert (first.text, first.id, first.media) == ("", "a.wav", (Media("audio", "x/a.wav"),)) and second.id == "b.wav"
-    assert first.turns[0].role == "user"
-
-
-@pytest.mark.parametrize("name", ["duration", "flow_speech", "stable_audio", "codec_speech"])
-def test_texts_of_a_command_line_are_prompts_without_a_blank_version(name):
-    typed = family(name).prompts(config(name), ["one", "two"])
-    assert [(one.text, one.id, one.media) for one in typed] == [("one", "prompt-0", ()), ("two", "prompt-1", ())]
-    assert family(name).blank(typed) == [] and family(name).summary(config(name), None) == {}
-
-
 class Letters:
     """A tokenizer of letters, which would begin and end a text by marks."""
 
@@ -285,40 +239,3 @@ def test_decisions_of_speech_are_tokens_and_a_model_has_a_path_unless_one_is_emb
         with pytest.raises(ValueError, match=f"model.path.*'{name}'"):
             family(name).check(config(name))
     assert family(name).check(config(name, "somewhere")) is None
-
-
-def test_a_width_of_a_new_network_is_a_multiple_of_twice_its_heads():
-    family("duration").check(config("duration", width=12, heads=3))
-    family("duration").check(config("duration", "somewhere", width=10, heads=3))
-    for width in (10, 9):
-        with pytest.raises(ValueError, match=f"model.width.*{width}.*model.heads=3"):
-            family("duration").check(config("duration", width=width, heads=3))
-
-
-OWN = {
-    "ctc": (options.CtcOptions, options.CtcSampling, options.SpeechData),
-    "whisper": (options.WhisperOptions, options.HearingSampling, options.SpeechData),
-    "qwen_audio": (options.WindowedOptions, options.HearingSampling, options.SpeechData),
-    "audio_text": (options.AudioTextOptions, options.HearingSampling, options.SpeechData),
-    "duration": (options.DurationOptions, options.CategoricalSampling, options.DurationData),
-    "stable_audio": (options.StableAudioOptions, options.SoundSampling, options.CaptionData),
-    "stable_audio3": (options.StableAudio3Options, options.StableAudio3Sampling, options.CaptionData),
-    "codec_speech": (options.CodecOptions, options.CodecSampling, options.CodecData),
-    "higgs_audio": (options.HiggsAudioOptions, options.SteppedSampling, options.SayingData),
-    "flow_speech": (options.FlowSpeechOptions, options.FlowSpeechSampling, options.FlowSpeechData),
-}
-"""Family to its settings of the model, of sampling and of the data."""
-
-
-@pytest.mark.parametrize("name", [one.name for one in families().values() if one.modality == "speech"])
-def test_a_family_has_the_settings_of_its_kind(name):
-    sections = family(name).sections
-    assert (sections.model, sections.sampling, sections.data) == OWN[name]
-    assert sections.eval is options.SpeechEval
-    assert sections.samples_shown == (100 if sections.data is options.SpeechData else 16)
-
-
-@pytest.mark.parametrize("name", [one.name for one in families().values() if one.modality == "speech"])
-def test_rewards_of_a_family_are_there_by_default(name):
-    rewards = family(name).sections.rewards
-    assert rewards and all(parse(text)[0] in REWARDS for text in rewards)

@@ -66,14 +66,6 @@ def test_a_transcript_is_the_text_to_be_spoken_in_the_voice_of_the_next_row(name
         family(name).read(config, str(tmp_path / "rows.jsonl"))
 
 
-def test_a_round_is_texts_times_durations_up_to_the_longest():
-    arithmetic = SPEAKS.arithmetic(config())
-    # 300 classes of 10 frames of 256 samples at 24 kHz are 32 seconds
-    assert arithmetic.lines[0] == "4 texts x 16 durations = 64 choices, each of 301 durations of up to 32.0 s"
-    assert (arithmetic.groups, arithmetic.totals) == (4, {"choices": 64})
-    assert "each of those of runs/a/model" in SPEAKS.arithmetic(config(path="runs/a/model")).lines[0]
-
-
 def test_samples_are_written_with_their_sounds_and_a_page_plays_them(tmp_path):
     sound = Audio(torch.sin(torch.arange(800) * 0.3)[None] * 0.5, 8_000)
     shown = Shown([Prompt("Good morning!", "a")], [sound], [{"seconds": 0.1}], [{}])
@@ -228,20 +220,3 @@ def test_a_sound_that_is_too_loud_is_cut_off_and_one_that_ends_early_is_padded()
     samples = loud.render(Prompt("a", "a"), 1.01).samples[0]
     assert samples[:2].tolist() == [1.0, -1.0] and samples[99] == -1.0 and samples[100] == 0 and len(samples) == 101
     assert loud.render(Prompt("a", "a"), 0.99).samples.shape == (1, 99)
-
-
-def test_tempos_are_equal_and_as_few_as_can_be():
-    assert renderers.tempos(1.0) == [1.0] and renderers.tempos(2.0) == [2.0] and renderers.tempos(0.5) == [0.5]
-    assert renderers.tempos(8.0) == pytest.approx([2.0] * 3)
-    assert renderers.tempos(1 / 9) == pytest.approx([9**-0.25] * 4)
-
-
-def test_a_network_has_the_papers_sizes_unless_it_is_told_otherwise():
-    from dataclasses import asdict
-
-    from pipelines.speech.duration import Shape
-
-    assert asdict(Shape()) == {
-        "classes": 301, "frames_a_class": 10, "frames_of_zero": 50, "width": 256, "layers": 4, "heads": 8, "inner": 512,
-        "alphabet": " abcdefghijklmnopqrstuvwxyz0123456789.,?!;:'-",
-    }  # fmt: skip

@@ -56,19 +56,6 @@ def kept(made: Rollout) -> Sequences:
     return made.steps
 
 
-@pytest.mark.parametrize("share_prefix", [True, False])
-def test_sampled_tokens_are_scored_as_they_were_drawn(folder, share_prefix):
-    family = load(whisper, folder, seconds=4)
-    family.end_ids |= frozenset(range(40))  # the untrained model would hardly end by its one end token
-    policy = token_policy_over(family, max_tokens=12, share_prefix=share_prefix)
-    made = rollout(policy)
-    loss_mask = made.decisions.loss_mask
-    assert loss_mask.sum(1).float().std() > 0  # some end early
-    torch.testing.assert_close(
-        rescored(policy, made)[loss_mask], made.decisions.log_probs[loss_mask], rtol=0, atol=1e-5
-    )
-
-
 def test_scores_are_those_of_the_librarys_forward_pass_of_a_single_row(folder):
     from transformers.modeling_outputs import BaseModelOutput
 
@@ -164,17 +151,6 @@ def test_the_frozen_encoder_gets_no_gradient_and_a_trained_one_does(folder):
         assert (network.model.encoder.layers[0].fc1.weight.grad is None) == frozen
         assert network.model.decoder.layers[0].fc1.weight.grad.abs().max() > 0
         assert network.get_input_embeddings().weight.grad is None
-
-
-def test_a_sampler_of_lower_precision_is_one_and_old_log_probs_are_still_those_of_training(folder):
-    """The family computes in float32 without switching the sampler's own precision off."""
-    policy = TokenPolicy(load(whisper, folder, seconds=4), max_tokens=6, sampling_dtype="bfloat16")
-    made = rollout(policy)
-    loss_mask = made.decisions.loss_mask
-    torch.testing.assert_close(
-        rescored(policy, made)[loss_mask], made.decisions.log_probs[loss_mask], rtol=0, atol=1e-5
-    )
-    assert (made.decisions.fields["sampler_log_probs"] - made.decisions.log_probs)[loss_mask].abs().max() > 1e-3
 
 
 def test_a_saved_model_is_an_ordinary_folder(folder, tmp_path: Path):

@@ -130,13 +130,6 @@ def test_sizes_and_words_are_refused_before_weights_are_read(folder):
     assert [prompt.id for prompt in usable] == ["0"] and skipped[0].id == "long"
 
 
-def test_frozen_parts_take_no_gradient_and_guidance_doubles_a_row(folder):
-    for scale, rows in ((1.0, 1), (2.0, 2)):
-        made = model(folder, scale, lora_rank=2)
-        assert made.evaluations_per_row == rows
-        assert not any(one.requires_grad for part in made.frozen_parts().values() for one in part.parameters())
-
-
 @pytest.mark.parametrize("setting", ["steps", "evaluation_steps"])
 def test_more_passes_than_codes_are_refused_by_name(folder, setting):
     config = config_of("amused", folder)

@@ -15,7 +15,6 @@ from mmgrpo.evaluation import Shown
 from mmgrpo.report.cards import sections
 from mmgrpo.report.html import grids
 from mmgrpo.report.media import MediaFolder, strip, to_pil
-from mmgrpo.report.plots import sample_grid
 from mmgrpo.report.run_folder import read_run
 from mmgrpo.runtime.folder import WRITTEN
 from mmgrpo.types import Audio, Image, Prompt, Video
@@ -129,42 +128,11 @@ def test_a_sample_is_an_mp4_file_at_its_own_rate_with_its_frames(tmp_path):
     assert [float(frame.mean()) for frame in frames] == pytest.approx([255 * s for s in SHADES], abs=4)
 
 
-@pytest.mark.parametrize(("height", "width"), [(2, 4), (4, 5), (5, 2), (3, 3)])
-def test_a_side_is_even_or_its_last_line_is_repeated(height, width):
-    pixels = np.arange(height * width * 3, dtype=np.uint8).reshape(height, width, 3)
-    rows, columns = [*range(height), height - 1][: height + height % 2], [*range(width), width - 1][: width + width % 2]
-    assert clips.even(pixels).tolist() == pixels[rows][:, columns].tolist()
-
-
-def test_an_mp4_is_as_exact_as_quantizer_18(tmp_path):
-    grey = torch.rand(2, 1, 240, 240, generator=torch.Generator().manual_seed(0)).expand(-1, 3, -1, -1)
-    (tmp_path / "noise.mp4").write_bytes(clips.mp4(Video(grey, 1.0)))
-    _, frames = decoded(tmp_path / "noise.mp4")
-    shown, meant = np.stack(frames).astype(float), 255 * grey.permute(0, 2, 3, 1).numpy()
-    # It has steps of 5 levels, of which a quarter is the average gap; by default (23) steps are 9 levels.
-    assert np.abs(shown - meant).mean() == pytest.approx(5 / 4, abs=0.4)
-
-
 def test_odd_sides_are_made_even_by_a_repeated_line(tmp_path):
     (tmp_path / "odd.mp4").write_bytes(clips.mp4(clip(height=241, width=243)))
     _, frames = decoded(tmp_path / "odd.mp4")
     assert [frame.shape for frame in frames] == [(242, 244, 3)] * 5
     assert abs(int(frames[-1][241, 243, 0]) - 204) <= 4
-
-
-def test_one_pixel_becomes_a_strip_of_eighty_and_a_film_of_two_hundred_and_forty(tmp_path):
-    dot = clip(frames=1, height=1, width=1)
-    clips.write_clips(tmp_path, {"": Shown([Prompt("a")], [dot], [{}], [{}])}, 1, 1)
-    with Pil.open(tmp_path / "grid.png") as still:
-        assert still.width == 80 + 2 * (80 // 12)  # the gap next to a tile is a twelfth of it
-    assert [frame.shape for frame in decoded(tmp_path / "000-0.mp4")[1]] == [(240, 240, 3)]
-
-
-def test_enlarging_repeats_pixels():
-    small = Pil.fromarray(np.arange(12, dtype=np.uint8).reshape(2, 2, 3) * 20)
-    for height, factor in ((1, 1), (3, 1), (4, 2), (7, 3)):
-        expected = np.asarray(small).repeat(factor, 0).repeat(factor, 1)
-        assert np.asarray(clips.enlarged(small, height)).tolist() == expected.tolist()
 
 
 def test_a_shorter_clip_waits_on_its_last_frame(tmp_path):
@@ -179,36 +147,8 @@ def test_an_animation_lasts_as_long_as_its_clip():
         assert [duration(read, frame) for frame in range(read.n_frames)] == [1000] * 5
 
 
-@pytest.mark.parametrize(("height", "width", "exact"), [(128, 128, True), (16, 129, False), (129, 16, False)])
-def test_small_frames_keep_their_exact_colours(height, width, exact):
-    frames = torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(0))
-    with Pil.open(BytesIO(clips.animation([Video(frames, 1.0)], [""], 1))) as read:
-        expected = np.asarray(sample_grid([Image(frames[0])], [""], 1))
-        assert (np.asarray(read.convert("RGB")) == expected).all() == exact
-
-
-def test_forty_rows_of_four_clips_move_and_all_stand_still(tmp_path, monkeypatch):
-    drawn = []
-
-    def grid(pictures, texts, columns, **size):
-        drawn.append((len(pictures), len(texts), columns))
-        return Pil.new("RGB", (1, 1))
-
-    monkeypatch.setattr(clips, "sample_grid", grid)
-    clips.write_grid(tmp_path / "after", shown(161, frames=1))
-    assert drawn == [(160, 160, 4), (161, 161, 4)]
-
-
 def test_nothing_is_no_clip():
     assert not clips.are_clips([shown(0)])
-
-
-def test_a_grid_of_very_many_clips_shows_the_first_and_stays_within_what_webp_can(tmp_path, monkeypatch):
-    monkeypatch.setattr(clips, "ROWS", 1)
-    clips.write_clips(tmp_path, {"": shown(3)}, 1, 2)
-    with Pil.open(tmp_path / "grid.webp") as moving:
-        assert moving.size == sample_grid([Image(torch.zeros(3, 8, 8))] * 2, ["clip 0\nexact 0.50"] * 2, 2).size
-    assert len(list(tmp_path.glob("*.mp4"))) == 3
 
 
 def test_a_picture_among_clips_is_an_error():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from PIL import Image as Pil
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import families
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn
-from pipelines.conditions import SUFFIX, Encodings, key_of, negative_of
+from pipelines.conditions import Encodings, negative_of
 from pipelines.visual import sd3
 from pipelines.visual.conditioning_image import by_size, check_images, conditioning_image
 from pipelines.visual.flow import refuse_overflow
@@ -49,15 +48,6 @@ def encodings(folder: Path, calls: list[str], identity: str = "a", disk_bytes: i
     return Encodings(counted(calls), CPU, folder=folder, disk_bytes=disk_bytes, identity=identity)
 
 
-def test_a_second_run_reads_the_encodings_of_the_first(tmp_path):
-    calls: list[str] = []
-    first = encodings(tmp_path, calls).rows([Prompt("one"), Prompt("three")])
-    second = encodings(tmp_path, calls).rows([Prompt("three"), Prompt("one")])
-    assert calls == ["one", "three"]
-    assert [row[0].tolist() for row in second] == [[5.0] * 4, [3.0] * 4]
-    assert all(torch.equal(a, b) for a, b in zip(first[0], second[1], strict=True))
-
-
 def test_another_model_or_other_settings_share_no_encodings(tmp_path):
     calls: list[str] = []
     encodings(tmp_path, calls, "a").rows([Prompt("one")])
@@ -82,56 +72,6 @@ def test_encodings_are_kept_in_a_folder_only_where_one_is_named(words_folder, tm
     kept.limit_memory(FlowOptions(encodings_folder=str(tmp_path), encodings_gb=2.5), "one name")
     assert plain.encodings.folder is None and kept.encodings.folder == tmp_path
     assert kept.encodings.disk_bytes == 2_500_000_000
-
-
-def test_a_damaged_file_is_encoded_again(tmp_path):
-    calls: list[str] = []
-    encodings(tmp_path, calls).rows([Prompt("one")])
-    (file,) = tmp_path.iterdir()
-    file.write_bytes(file.read_bytes()[:10])
-    (row,) = encodings(tmp_path, calls).rows([Prompt("one")])
-    assert calls == ["one", "one"] and row[0].tolist() == [3.0] * 4
-
-
-def test_a_file_that_is_read_counts_as_used(tmp_path):
-    prompt = Prompt("a")
-    encodings(tmp_path, []).rows([prompt])
-    [file] = tmp_path.glob(f"*{SUFFIX}")
-    os.utime(file, ns=(1, 1))
-    encodings(tmp_path, []).rows([prompt])
-    assert file.stat().st_mtime_ns > 1
-
-
-def test_the_longest_unused_files_are_removed_first_and_no_others(tmp_path):
-    calls: list[str] = []
-    encodings(tmp_path, calls).rows([Prompt("one")])
-    size = next(tmp_path.iterdir()).stat().st_size
-    (tmp_path / "notes.txt").write_text("x" * 1000)
-    limited = encodings(tmp_path, calls, disk_bytes=2 * size)
-    limited.rows([Prompt("seven")])
-    old, new = sorted(tmp_path.glob(f"*{SUFFIX}"), key=lambda file: file.stat().st_mtime_ns)
-    os.utime(new, ns=(1, 1))  # now the second is the longest unused
-    limited.rows([Prompt("eleven")])
-    left = set(tmp_path.glob(f"*{SUFFIX}"))
-    assert old in left and new not in left and len(left) == 2
-    assert (tmp_path / "notes.txt").exists()
-
-
-def test_an_encoding_above_the_limit_is_not_written(tmp_path):
-    encodings(tmp_path, [], disk_bytes=10).rows([Prompt("one")])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_encoding_depends_on_the_words_and_on_the_pixels_beside_them(tmp_path):
-    words = key_of(Prompt("a"))
-    grey, white = key_of(with_media("a", picture(0.5))), key_of(with_media("a", picture(1.0)))
-    assert len({words, grey, white, key_of(Prompt("b"))}) == 4
-    assert grey == key_of(with_media("a", picture(0.5)))
-    keys = set()
-    for value in (0, 255):  # the same name, another content
-        Pil.new("RGB", (2, 2), (value,) * 3).save(tmp_path / "x.png")
-        keys.add(key_of(with_media("a", Media("image", str(tmp_path / "x.png")))))
-    assert len(keys) == 2
 
 
 def test_a_negative_prompt_keeps_the_picture_and_a_row_s_own_comes_first():

@@ -50,10 +50,6 @@ def test_an_enlarger_reads_back(tmp_path):
     assert again.scale == 4 and not again.training and torch.equal(again(x), one(x))
 
 
-def test_by_default_sides_are_doubled_by_32_channels():
-    assert (Enlarger().scale, Enlarger().width) == (2, 32)
-
-
 @pytest.mark.parametrize("name", ["enlarger.json", "enlarger.safetensors"])
 def test_half_an_enlarger_is_no_enlarger(name, tmp_path):
     enlarger().save(tmp_path)

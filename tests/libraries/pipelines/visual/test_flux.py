@@ -8,12 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.types import Request
 from pipelines.visual import flux
 from pipelines.visual.flow import FlowModel
 from tests.building import load
-from tests.libraries.pipelines.visual.drawing import PROMPTS, draw, drawn_by_diffusers, noise, released, shake
+from tests.libraries.pipelines.visual.drawing import draw, drawn_by_diffusers, noise, released, shake
 from tests.tiny import tiny_checkpoint
 
 
@@ -94,16 +92,3 @@ def test_saved_adapters_give_diffusers_the_same_picture(dev, tmp_path):
     with_adapters = theirs(dev, start, 3.5, 1.0, "latent", lora=tmp_path)
     torch.testing.assert_close(with_adapters, flux.pack(end), atol=1e-5, rtol=0)
     assert (theirs(dev, start, 3.5, 1.0, "latent") - with_adapters).abs().max() > 1e-3
-
-
-def test_every_plan_runs_on_it(dev):
-    for plan in ("every_step", "sliding_window(size=2)", "one_step_branch", "branch_tree(splits=[0, 1])"):
-        policy = DenoisingPolicy(
-            ours(dev), steps=4, kernel_text="dance(eta=0.3)", plan=plan, evaluation_steps=2, forward_batch_size=64
-        )
-        rollout = policy.rollout(Request(PROMPTS[:1], [0], 4, seed=0))
-        assert rollout.outputs[0].pixels.shape == (3, 16, 24)
-        for part in rollout.steps.split(rollout.decisions.loss_mask, 3):
-            scored = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
-            sampled = rollout.decisions.log_probs[part.rows, part.positions]
-            torch.testing.assert_close(scored, sampled, rtol=0, atol=2e-5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,28 +11,15 @@ import torch
 from PIL import Image as Pil
 
 from mmgrpo.evaluation import Shown
-from mmgrpo.report.plots import sample_grid
 from mmgrpo.types import Image, Prompt
 from pipelines.visual import images
 from tests.building import load
-from tests.tiny import maker
 
 
 def shown(count: int, shade: float = 0.5) -> Shown:
     some = [Image(torch.full((3, 8, 8), shade)) for _ in range(count)]
     prompts = [Prompt(f"picture {number}", str(number)) for number in range(count)]
     return Shown(prompts, some, [{"exact": number / 4} for number in range(count)], [{} for _ in range(count)])
-
-
-def size(columns: int, count: int) -> tuple[int, int]:
-    captions = [f"picture {number}\nexact {number / 4:.2f}" for number in range(count)]
-    return sample_grid([Image(torch.zeros(3, 8, 8))] * count, captions, columns=columns).size
-
-
-def test_the_grid_of_an_evaluation_has_four_columns(tmp_path):
-    images.write_grid(tmp_path / "after", shown(6))
-    with Pil.open(tmp_path / "after.png") as grid:
-        assert grid.size == size(4, 6) != size(5, 6)
 
 
 def test_the_words_by_which_an_image_was_drawn_are_its_completion(tmp_path):
@@ -67,12 +53,6 @@ def test_the_sets_stand_side_by_side_in_as_many_columns_as_fit(columns, sets, ex
     )
 
 
-def test_a_reward_that_is_missing_is_a_dash():
-    made = Shown([Prompt("a")], shown(1).outputs, [{"exact": math.nan, "ocr": 0.25}], [{}])
-    [tile], _ = images.side_by_side({"": made}, 1, 1)
-    assert tile.caption == "a\nexact –  ocr 0.25"
-
-
 def test_the_tokens_of_an_oblong_picture_are_those_of_both_sides(words_folder):
     from pipelines.visual import sd3
 
@@ -81,18 +61,3 @@ def test_the_tokens_of_an_oblong_picture_are_those_of_both_sides(words_folder):
         made = load(sd3, words_folder, height=height, width=width)
         assert made.latent_shape()[1:] == (height, width)
         assert made.architecture.tokens == (height // patch) * (width // patch)
-
-
-@pytest.mark.parametrize("name", ["sd3", "flux", "qwen_image", "z_image"])
-def test_only_the_transformer_trains(name, tmp_path):
-    import importlib
-
-    from torch import nn
-
-    family = importlib.import_module(f"pipelines.visual.{name}")
-    made = load(family, maker(family)(tmp_path), height=16, width=16)
-    parts = [part for part in made.architecture.pipeline.components.values() if isinstance(part, nn.Module)]
-    frozen = [part for part in parts if part is not made.network]
-    assert len(frozen) >= 2 and all(p.requires_grad for p in made.network.parameters())
-    assert not any(p.requires_grad for part in frozen for p in part.parameters())
-    assert not any(part.training for part in frozen)

@@ -18,7 +18,6 @@ from pipelines.visual.flow import FlowModel
 from pipelines.visual.library import Diffusers
 from pipelines.visual.pipeline import Call
 from tests.building import load
-from tests.libraries.families.examples import PICTURE, shown
 from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
 from tests.tiny import maker, tiny_checkpoint
 
@@ -222,27 +221,6 @@ def test_completions_of_single_streams_are_refused(folder):
             forward_batch_size=9,
             completion_steps=2,
         )
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"height": 80}, "height.*80.*64"),
-        ({"width": 8}, "width.*8.*32"),
-        ({"frames": 24}, "frames.*24.*25"),
-    ],
-)
-def test_a_clip_that_the_model_cannot_make_is_refused_with_the_nearest(folder, options, message):
-    with pytest.raises(ValueError, match=message):
-        ours(folder, **options)
-
-
-def test_a_prompt_that_gemma_would_not_read_to_its_end_is_refused(folder):
-    model = ours(folder)
-    with pytest.raises(ValueError, match="48.*Gemma"):
-        model.encode([Prompt("b" * 60)])
-    with pytest.raises(ValueError, match="1 media"):
-        model.encode([shown(0, PICTURE, "a")])
 
 
 def test_validation_draws_the_same_frames_by_the_pipeline(folder):

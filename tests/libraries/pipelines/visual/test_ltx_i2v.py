@@ -139,18 +139,6 @@ def test_an_ordinary_checkpoint_of_ltx_video_takes_pictures_too(folder, tmp_path
     assert torch.equal(*(draw(m, m.network, start, PICTURED) for m in (ours(folder), ours(words))))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"frames": 1}, "frames.*1.*5"),
-        ({"frames": 7}, "frames.*7"),
-    ],
-)
-def test_a_clip_that_the_model_cannot_make_is_refused_with_the_nearest(folder, options, message):
-    with pytest.raises(ValueError, match=message):
-        ours(folder, **options)
-
-
 def test_a_prompt_without_a_picture_is_refused(folder):
     with pytest.raises(ValueError, match="ltx_i2v"):
         ours(folder).encode([Prompt("a")])

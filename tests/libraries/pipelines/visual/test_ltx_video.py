@@ -8,8 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.types import Prompt, Request
 from pipelines.visual import ltx_video
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.ltx_video import clips_of_latents
@@ -110,44 +108,9 @@ def test_saved_adapters_give_diffusers_the_same_clip(folder, tmp_path):
     assert (theirs(folder, start, "latent") - with_adapters).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    "plan", ["every_step", "sliding_window(size=2)", "one_step_branch", "branch_tree(splits=[0, 1])"]
-)
-def test_every_plan_films_and_training_sees_the_guidance_of_the_rollout(folder, plan):
-    policy = DenoisingPolicy(
-        ours(folder), steps=4, kernel_text="dance(eta=0.25)", plan=plan, evaluation_steps=2, forward_batch_size=64
-    )
-    rollout = policy.rollout(Request(PROMPTS[:1], [0], 4, seed=0))
-    assert rollout.outputs[0].frames.shape == (5, 3, 32, 64)
-    for part in rollout.steps.split(rollout.decisions.loss_mask, 3):
-        scored = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
-        sampled = rollout.decisions.log_probs[part.rows, part.positions]
-        torch.testing.assert_close(scored, sampled, rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"height": 80}, "height.*80.*64"),
-        ({"width": 8}, "width.*8.*32"),
-        ({"frames": 24}, "frames.*24.*25"),
-    ],
-)
-def test_a_clip_that_the_model_cannot_make_is_refused_with_the_nearest(folder, options, message):
-    with pytest.raises(ValueError, match=message):
-        ours(folder, **options)
-
-
 def test_the_clips_of_the_pipeline_are_the_default(folder):
     model = load(ltx_video, folder)
     assert (model.latent_shape(), model.fps) == ((8, 41, 64, 88), 25.0)
-
-
-def test_a_prompt_that_t5_would_not_read_to_its_end_is_refused(folder):
-    model = ours(folder)
-    model.encode([Prompt("b" * 46)])  # with the start of a word and the end of the text
-    with pytest.raises(ValueError, match="49.*48.*T5"):
-        model.encode([Prompt("b" * 47)])
 
 
 def test_media_are_refused(folder):

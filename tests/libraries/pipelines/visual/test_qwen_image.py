@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.types import Prompt, Request
+from mmgrpo.types import Prompt
 from pipelines.visual import flux, qwen_image
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
@@ -98,23 +97,6 @@ def test_a_mask_is_told_where_a_prompt_is_padded(lengths, masked):
     assert mask.tolist() == real[:, :3].tolist() if masked else mask is None
 
 
-def test_a_prompt_that_is_too_long_is_told_and_not_cut(folder):
-    model = ours(folder)
-    words = 48 - 5  # bytes; <|im_end|>, newline, <|im_start|>, assistant and newline follow
-    assert int(model.architecture.encode(Prompt("x" * words))[1].sum()) == 48
-    with pytest.raises(ValueError, match="83.*82.*Qwen2.5-VL"):
-        model.encode([Prompt("x" * (words + 1))])
-    assert qwen_image.check_text_tokens(1024, 1024) is None
-    with pytest.raises(ValueError, match="max_sequence_length.*1025.*1024"):
-        load(qwen_image, folder, max_sequence_length=1025)
-
-
-@pytest.mark.parametrize(("size", "nearest"), [(14, 16), (17, 16), (1, 4)])
-def test_a_size_between_two_tokens_is_refused_with_the_nearest(folder, size, nearest):
-    with pytest.raises(ValueError, match=f"height.*{size}.*{nearest}"):
-        load(qwen_image, folder, height=size)
-
-
 def test_a_checkpoint_of_another_family_is_refused_by_name(folder):
     with pytest.raises(ValueError, match="QwenImagePipeline.*'flux'.*model.family=qwen_image"):
         refuse_foreign(FAMILIES["flux"], str(folder))
@@ -129,16 +111,3 @@ def test_saved_adapters_give_diffusers_the_same_picture(folder, tmp_path):
     with_adapters = theirs(folder, start, 4.0, "latent", lora=tmp_path)
     torch.testing.assert_close(with_adapters, flux.pack(end), atol=1e-5, rtol=0)
     assert (theirs(folder, start, 4.0, "latent") - with_adapters).abs().max() > 1e-3
-
-
-def test_every_plan_runs_on_it_with_the_guidance_of_the_rollout(folder):
-    for plan in ("every_step", "sliding_window(size=2)", "one_step_branch", "branch_tree(splits=[0, 1])"):
-        policy = DenoisingPolicy(
-            ours(folder), steps=4, kernel_text="dance(eta=0.3)", plan=plan, evaluation_steps=2, forward_batch_size=64
-        )
-        rollout = policy.rollout(Request(PROMPTS[:2], [0, 1], 4, seed=0))
-        assert rollout.outputs[0].pixels.shape == (3, 16, 24)
-        for part in rollout.steps.split(rollout.decisions.loss_mask, 3):
-            scored = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
-            sampled = rollout.decisions.log_probs[part.rows, part.positions]
-            torch.testing.assert_close(scored, sampled, rtol=0, atol=2e-5)

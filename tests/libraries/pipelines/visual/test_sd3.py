@@ -11,12 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mmgrpo.family import families
 from mmgrpo.types import Prompt
 from pipelines.visual import sd3
-from tests.building import load, module
+from tests.building import load
 from tests.libraries.pipelines.visual.drawing import PROMPTS, at, draw, noise, ours, shake, theirs
-from tests.tiny import maker
 
 # ---- the same model as diffusers'
 
@@ -104,37 +102,7 @@ def test_guidance_goes_from_the_empty_prompt_through_the_prompt(words_folder):
     assert (guided - prompted).abs().max() > 1e-3
 
 
-def test_guidance_costs_two_evaluations_a_row_in_one_batch(words_folder):
-    for guidance, evaluations in ((1.0, 1), (2.0, 2)):
-        model = ours(words_folder, guidance=guidance)
-        rows = []
-        model.network.register_forward_hook(lambda _, __, out, rows=rows: rows.append(len(out[0])))
-        at(model, model.network)
-        assert model.evaluations_per_row == evaluations
-        assert rows == [3 * evaluations]
-
-
 # ---- encodings
-
-
-def test_a_text_is_encoded_once_and_without_gradient(words_folder):
-    model = ours(words_folder)
-    calls, encoder = [], model.encodings.encode
-    model.encodings.encode = lambda prompt: (calls.append(prompt.text), encoder(prompt))[1]
-    first = model.encode([Prompt("a circle"), Prompt("a square"), Prompt("a circle")])
-    second = model.encode([Prompt("a square")])
-    assert calls == ["a circle", "a square"]
-    assert torch.equal(first.tensors[0][0], first.tensors[0][2])
-    assert torch.equal(first.tensors[0][1], second.tensors[0][0])
-    assert not first.tensors[0].requires_grad
-
-
-def test_the_cache_of_encodings_forgets_the_oldest(words_folder):
-    model = ours(words_folder)
-    model.encodings.kept = 2
-    got = model.encode([Prompt("a"), Prompt("red"), Prompt("circle")])
-    assert list(model.encodings.memory) == ["red", "circle"]
-    assert torch.equal(model.encode([Prompt("a")]).tensors[0][0], got.tensors[0][0])
 
 
 def test_forgotten_encoders_keep_the_prompts_that_were_named(words_folder):
@@ -145,13 +113,6 @@ def test_forgotten_encoders_keep_the_prompts_that_were_named(words_folder):
     assert torch.equal(at(model, model.network), before)
     with pytest.raises(KeyError, match="green"):
         model.encode([Prompt("a green square")])
-
-
-def test_rows_of_a_conditioning_can_be_taken_and_repeated(words_folder):
-    conditioning = ours(words_folder).encode([Prompt("red"), Prompt("green")])
-    taken = conditioning.take(torch.tensor([1, 0, 1]))
-    assert torch.equal(taken.tensors[0], conditioning.tensors[0][[1, 0, 1]])
-    assert torch.equal(taken.tensors[1], conditioning.tensors[1][[1, 0, 1]])
 
 
 # ---- precision and memory
@@ -246,14 +207,6 @@ def test_sizes_and_settings_that_cannot_be_are_errors(folder):
         ours(folder, dtype="bfloat")
 
 
-def test_a_dynamic_shift_grows_with_the_picture(tmp_path):
-    folder = sd3.tiny_words(tmp_path)
-    file = folder / "scheduler" / "scheduler_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"use_dynamic_shifting": True}))
-    small, large = (load(sd3, folder, height=side, width=side).grid(4).levels for side in (16, 64))
-    assert (large[1:-1] > small[1:-1]).all()
-
-
 def test_levels_that_rise_are_refused(tmp_path):
     folder = sd3.tiny_words(tmp_path)
     file = folder / "scheduler" / "scheduler_config.json"
@@ -274,23 +227,7 @@ def test_a_transformer_that_lacks_weights_is_refused(tmp_path):
         ours(folder)
 
 
-def test_families_are_named_and_a_wrong_name_says_the_nearest():
-    assert module("sd3") is sd3
-    assert all(module(name).load and maker(name) for name in families())
-    with pytest.raises(ValueError, match="'sd4'.*'sd3'"):
-        module("sd4")
-
-
 def test_a_missing_library_names_the_extra(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "diffusers", None)
     with pytest.raises(ModuleNotFoundError, match=r"\[visual\]"):
         ours(folder)
-
-
-def test_tiny_is_small_and_a_function_of_its_seed(folder, tmp_path):
-    again, other = sd3.tiny(tmp_path / "again"), sd3.tiny(tmp_path / "other", seed=1)
-    files = [file.relative_to(folder) for file in folder.rglob("*.safetensors")]
-    assert len(files) == 5
-    assert all((again / file).read_bytes() == (folder / file).read_bytes() for file in files)
-    assert not any((other / file).read_bytes() == (folder / file).read_bytes() for file in files)
-    assert sum(file.stat().st_size for file in folder.rglob("*")) < 3e6

@@ -136,18 +136,6 @@ def test_pictures_encoded_in_another_precision_are_others(folder, tmp_path):
     assert 0 < (latents[0] - latents[1]).abs().max() < 0.1
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"height": 24}, "height.*24.*32"),
-        ({"frames": 7}, "frames.*7"),
-    ],
-)
-def test_a_clip_that_the_model_cannot_make_is_refused_with_the_nearest(folder, options, message):
-    with pytest.raises(ValueError, match=message):
-        ours(folder, **options)
-
-
 def test_the_clips_of_the_pipeline_are_the_default(folder):
     model = load(skyreels_i2v, folder)
     assert (model.latent_shape(), model.fps) == ((4, 25, 68, 120), 24.0)

@@ -239,15 +239,6 @@ def test_a_vae_that_overflows_in_half_precision_is_found_though_it_clamps(folder
         model.decode(noise(model))
 
 
-def test_the_encoders_can_be_freed(folders):
-    model = ours(folders["2.1"], guidance=4.0)
-    start = noise(model)
-    before = draw(model, model.network, start, TEXTS)
-    model.forget_encoders(TEXTS)
-    assert model.architecture.pipeline.text_encoder is None
-    assert torch.equal(draw(model, model.network, start, TEXTS), before)
-
-
 # ---- what cannot be
 
 
@@ -306,15 +297,6 @@ def test_a_checkpoint_of_another_family_is_named(folders, folder):
         refuse_foreign(FAMILIES["wan"], str(folder))
     with pytest.raises(ValueError, match="WanPipeline.*'sd3'.*family=wan"):
         refuse_foreign(FAMILIES["sd3"], str(folders["2.1"]))
-
-
-def test_frozen_parts_are_frozen_and_one_network_trains(folders):
-    model = load(wan, folders["2.1"], lora_rank=2, height=32, width=32, frames=5)
-    pipeline = model.architecture.pipeline
-    for part in (pipeline.text_encoder, pipeline.vae):
-        assert not part.training and not any(parameter.requires_grad for parameter in part.parameters())
-    trained = [name for name, parameter in model.network.named_parameters() if parameter.requires_grad]
-    assert len(trained) == 2 * 2 * 4 * 2  # layers, attentions, projections, A and B
 
 
 def test_a_repository_without_an_index_has_one_network(monkeypatch):

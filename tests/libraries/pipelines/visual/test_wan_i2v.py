@@ -24,10 +24,8 @@ from tests.libraries.pipelines.visual.filming import (
     checkpoint,
     clips_of,
     ours,
-    pictured,
     theirs,
 )
-from tests.tiny import maker
 
 
 @pytest.fixture(scope="module")
@@ -171,18 +169,6 @@ def test_a_prompt_has_one_picture(folders):
         model.encode([Prompt("a red circle")])
 
 
-def test_the_encoders_can_be_freed(folders):
-    model = ours(folders["2.1"], True, guidance=4.0)
-    _, start = start_of(model)
-    before = draw(model, model.network, start, PICTURED)
-    model.forget_encoders(PICTURED)
-    pipeline = model.architecture.pipeline
-    assert pipeline.text_encoder is None and pipeline.image_encoder is None
-    assert torch.equal(draw(model, model.network, start, PICTURED), before)
-    with pytest.raises(KeyError, match="encoded"):
-        model.encode([pictured("a red circle", 9)])
-
-
 def test_models_that_take_something_else_are_named(folders, tmp_path):
     from_words = wan.tiny(tmp_path / "words")
     with pytest.raises(ValueError, match="family"):
@@ -235,29 +221,3 @@ def test_every_part_is_read_from_safetensors(folders, tmp_path, version, part):
     file.rename(folder / part / name)
     with pytest.raises(ValueError, match=f"/{part}.*{name}"):
         ours(folder, True)
-
-
-def test_tiny_is_small_and_a_function_of_its_seed(folders, tmp_path):
-    one, again, other = (maker("wan_i2v")(tmp_path / name, seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
-    files = [file.relative_to(one) for file in one.rglob("*.safetensors")]
-    assert len(files) == 4  # transformer, VAE, two encoders
-    assert all((again / file).read_bytes() == (one / file).read_bytes() for file in files)
-    assert not any((other / file).read_bytes() == (one / file).read_bytes() for file in files)
-    assert sum(file.stat().st_size for file in one.rglob("*")) < 1.5e6
-    with pytest.raises(ValueError, match="version.*'2.3'.*2.1"):
-        maker("wan_i2v")(tmp_path, version="2.3")
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_half_precision_base_keeps_fp32_adapters_and_predictions(folders, version):
-    exact, rough = (ours(folders[version], True, lora_rank=2, dtype=dtype) for dtype in ("float32", "bfloat16"))
-    predictions = []
-    for model in (exact, rough):
-        shake(model.network)
-        _, x = start_of(model)
-        predictions.append(model.predict(model.network, x, torch.full((3,), 0.7), model.encode(PICTURED)))
-        assert {p.dtype for p in model.network.parameters() if p.requires_grad} == {torch.float32}
-    assert {p.dtype for p in rough.network.parameters()} == {torch.float32, torch.bfloat16}
-    fine, coarse = predictions
-    error = (coarse - fine).square().mean().sqrt() / fine.square().mean().sqrt()
-    assert coarse.dtype == torch.float32 and 0 < error < 0.06

@@ -100,13 +100,6 @@ def test_half_a_word_encoder_is_none(name, tmp_path):
         WordEncoder.load(tmp_path)
 
 
-def test_a_word_encoder_has_16_places_and_vectors_of_128_numbers_by_default():
-    encoder = WordEncoder(["red"])
-    hidden, pooled = encoder(encoder.tokenize(["red"]))
-    assert hidden.shape == (1, 16, 128) and pooled.shape == (1, 128)
-    assert encoder.place.std().item() == pytest.approx(0.02, rel=0.1)
-
-
 def test_a_vocabulary_holds_single_different_words():
     with pytest.raises(ValueError, match="ice cream"):
         WordEncoder(["ice cream"])

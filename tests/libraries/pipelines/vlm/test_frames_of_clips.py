@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image as Pil
 
-from mmgrpo.config.conflicts import refuse_conflicts
 from mmgrpo.config.settings import config_class
 from mmgrpo.data.images import IMAGE_CACHE
 from mmgrpo.data.perturbations import Mask
 from mmgrpo.runtime import progress
 from mmgrpo.types import Image, Media, Prompt, Turn, Video
-from pipelines import containers, vlm
-from pipelines.text import causal_lm
-from pipelines.vlm import frames, qwen_vl, smolvlm
-from pipelines.vlm.estimate import Sizes, tokens_of
+from pipelines import containers
+from pipelines.vlm import frames
 from pipelines.vlm.families import FAMILIES, check_media
 from pipelines.vlm.image_text import ImageText, Limits, _within
-from pipelines.vlm.media import Measure, read_image, read_video, smart_resize
-from tests.building import refuse_foreign
+from pipelines.vlm.media import read_image, read_video
 from tests.faults import bad_media
 from tests.libraries.pipelines.vlm.test_media import write_video
 
@@ -88,11 +82,6 @@ def test_a_picture_is_reduced_in_proportion_to_at_least_one_pixel_a_side(before,
     assert _within(picture, most).size == after and (_within(picture, most) is picture) == (before == after)
 
 
-def test_a_rounded_size_at_a_limit_stays():
-    assert smart_resize(29, 28, 28, 784, 9999) == (28, 28)  # 29 x 28 is more than the least, 28 x 28 the least
-    assert smart_resize(85, 57, 28, 1, 84 * 56) == (84, 56)
-
-
 def test_media_of_a_file_are_read_where_any_prompt_has_some(capsys, monkeypatch):
     monkeypatch.setattr(progress, "INTERVAL", 0.0)
     config = config_class(FAMILIES["qwen_vl"].sections)()
@@ -104,37 +93,6 @@ def test_media_of_a_file_are_read_where_any_prompt_has_some(capsys, monkeypatch)
     assert list(kept) == [shown, *words] and skipped.id == "b"
     assert IMAGE_CACHE.limit == 3 * 2**20 and "media of a.jsonl" in capsys.readouterr().err
     assert check_media(config, words, "a.jsonl") == (words, []) and not capsys.readouterr().err
-
-
-def test_the_loader_decides_on_an_architecture_that_no_family_names(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    assert refuse_foreign(FAMILIES["qwen_vl"], str(tmp_path)) is None
-    (tmp_path / "config.json").write_text('{"model_type": "smolvlm"}')
-    assert refuse_foreign(FAMILIES["smolvlm"], str(tmp_path)) is None
-    assert refuse_foreign(FAMILIES["image_text"], str(tmp_path)) is None  # it reads those too
-    assert refuse_foreign(replace(FAMILIES["qwen_vl"], name="mine"), str(tmp_path)) is None  # one's own knows
-    with pytest.raises(ValueError, match="smolvlm.*qwen_vl"):
-        refuse_foreign(FAMILIES["qwen_vl"], str(tmp_path))
-
-
-def test_limits_of_pixels_may_be_equal_and_not_the_other_way_round():
-    config = config_class(FAMILIES["qwen_vl"].sections)()
-    config.model.path = "somewhere"
-    for low, high in ((5, 5), (4, 5), (0, 5), (5, 0)):
-        config.model.min_pixels, config.model.max_pixels = low, high
-        refuse_conflicts({"model": config.model})
-    config.model.min_pixels, config.model.max_pixels = 6, 5
-    with pytest.raises(ValueError, match="model.min_pixels.*6.*model.max_pixels=5"):
-        refuse_conflicts({"model": config.model})
-
-
-def test_a_token_is_a_square_of_patches():
-    model = object.__new__(qwen_vl.QwenVl)
-    model.processor = SimpleNamespace(merge_size=3)
-    patches = qwen_vl.Patches(torch.zeros(72, 1), (2, 6, 6), 0.0, (6, 6))
-    assert model._token_count(patches) == 2 * 6 * 6 // 9
-    sizes = Sizes(patch=2, merge=3, min_pixels=1, max_pixels=10**6)
-    assert tokens_of(Media("image", "a"), Measure(12, 18), sizes) == 2 * 3
 
 
 def test_frames_behind_one_key_frame_are_decoded_once(tmp_path, monkeypatch):
@@ -175,25 +133,6 @@ def test_a_clip_of_a_generic_model_is_so_many_pictures_of_a_size(limits, options
         model._images(Media("audio", "a.wav"), Prompt("", "a"))
 
 
-@pytest.mark.parametrize(("checkpointing", "grad"), [(True, True), (True, False), (False, True)])
-@pytest.mark.parametrize("kind", [qwen_vl.QwenVl, smolvlm.SmolVlm])
-def test_towers_are_checkpointed_where_gradients_are_computed(kind, checkpointing, grad, monkeypatch):
-    class Enough(Exception):
-        pass
-
-    def asked(network: object, enabled: bool) -> None:
-        assert enabled == (checkpointing and grad)
-        raise Enough
-
-    monkeypatch.setattr(sys.modules[kind.__module__], "checkpoint_layers", asked)
-    model = object.__new__(kind)
-    model.checkpointing = checkpointing
-    assert model.features(None, SimpleNamespace(media=[[], []])) == ()
-    with pytest.raises(Enough), torch.set_grad_enabled(grad):
-        one = SimpleNamespace(tiles=torch.zeros(1, 3, 2, 2), patches=torch.zeros(1, 2))
-        model.features(None, SimpleNamespace(media=[[one]]))
-
-
 def test_a_masked_picture_is_masked_whatever_its_source(tmp_path):
     Pil.new("RGB", (4, 2), (255, 255, 255)).save(tmp_path / "a.png")
     for source in (Image(torch.ones(3, 2, 4)), str(tmp_path / "a.png")):
@@ -202,34 +141,3 @@ def test_a_masked_picture_is_masked_whatever_its_source(tmp_path):
         assert (read_image(plain).pixels == 1).all() and (read_image(hidden).pixels == 0.5).all()
     clip = Media("video", Video(torch.ones(4, 3, 2, 4), 2.0), {"mask": Mask(1.0, level=0.0)})
     assert not read_video(clip).frames.any() and read_video(Media("video", clip.source)).frames.all()
-
-
-def test_a_toy_is_a_function_of_its_words_sizes_and_seed():
-    one, same, other = (causal_lm.toy(["a", "b"], seed=seed) for seed in (0, 0, 1))
-    weights = [toy.network.get_input_embeddings().weight for toy in (one, same, other)]
-    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
-    assert weights[0].shape[1] == 32 and one.network.config.num_hidden_layers == 2
-    small = causal_lm.toy(["a", "b"], width=16, layers=1).network.config
-    assert (small.hidden_size, small.num_hidden_layers) == (16, 1)
-    one.reference.keep()
-    with one.reference() as before:
-        assert torch.equal(before.get_input_embeddings().weight, weights[0])
-
-
-def test_prompts_are_in_memory_unless_they_are_streamed(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
-    config = config_class(FAMILIES["qwen_vl"].sections)()
-    for stream in (False, True):
-        config.data.stream = stream
-        prompts, skipped = FAMILIES["qwen_vl"].read(config, str(tmp_path / "a.jsonl"))
-        assert [one.text for one in prompts] == ["a", "b"] and not skipped and isinstance(prompts, list) != stream
-
-
-def test_options_of_a_policy_have_ranges():
-    with pytest.raises(ValueError, match="nowhere"):
-        vlm.policy("nowhere", family="qwen_vl", temperature=0.0)
-
-
-def test_sizes_of_media_are_those_of_qwen_unless_they_are_told():
-    square = 28 * 28
-    assert Sizes() == Sizes(14, 2, 2, 4 * square, 16384 * square, 768 * square, int(115_200 * square), 768, 2.0)

@@ -53,28 +53,12 @@ def test_a_family_answers_the_policys_questions(loaded):
     assert isinstance(loaded, TokenModel)
 
 
-@pytest.mark.parametrize("share_prefix", [True, False])
-@pytest.mark.parametrize("prompts", [[PICTURE], [PICTURES], [CLIP], EVERY, EVERY[::-1]], ids=len)
-def test_sampled_tokens_are_scored_as_they_were_drawn(prompts, share_prefix, loaded):
-    policy = token_policy_over(loaded, max_tokens=6, share_prefix=share_prefix)
-    made = rollout(policy, prompts)
-    assert made.decisions.log_probs[made.decisions.loss_mask].std() > 0.1
-    for limit in (100, 2):  # all rows together, and parts in which groups are torn apart
-        torch.testing.assert_close(rescored(policy, made, limit=limit), made.decisions.log_probs, rtol=0, atol=1e-5)
-
-
 def test_scores_are_those_of_the_librarys_forward_pass_of_a_single_row(loaded):
     made = rollout(TokenPolicy(loaded, max_tokens=6))
     for row in range(made.decisions.rows):
         real = made.decisions.decision_mask[row]
         wanted = plain_log_probs(loaded, made.prompts[row], kept(made).ids[row][real])
         torch.testing.assert_close(made.decisions.log_probs[row][real], wanted, rtol=0, atol=1e-5)
-
-
-def test_entropies_are_equal_in_sampling_and_in_scoring(loaded):
-    policy = TokenPolicy(loaded, max_tokens=6, temperature=1.5)
-    made = rollout(policy)
-    torch.testing.assert_close(rescored(policy, made, "entropy"), made.decisions.fields["entropy"], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("prompt", EVERY, ids=lambda prompt: prompt.id)

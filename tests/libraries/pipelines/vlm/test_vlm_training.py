@@ -154,26 +154,6 @@ def test_a_trained_tower_is_adapted_too_where_the_targets_name_it(folder, name):
     assert adapted and all(p.grad is not None for p in adapted) and not policy.model.frozen_media
 
 
-def test_adapters_off_are_the_base_and_saved_ones_are_exact(name, folder, tmp_path):
-    policy = token_policy(name, folder, lora_rank=2, lora_seed=1)
-    made = rollout(policy)
-    base = rollout(token_policy(name, folder))
-    torch.testing.assert_close(made.decisions.log_probs, base.decisions.log_probs, rtol=0, atol=1e-5)
-    step(policy, made, size=0.5)
-    now = rescored(policy, made)
-    assert (now - made.decisions.log_probs).abs().max() > 0.01
-    reference = rescored(policy, made, "reference.log_probs")
-    torch.testing.assert_close(reference, base.decisions.log_probs, rtol=0, atol=1e-5)
-    assert torch.equal(rescored(policy, made), now)  # and they are on again
-    policy.save(tmp_path)
-    again = token_policy(name, folder, weights=tmp_path)
-    assert torch.equal(rescored(again, made), now)
-    gradient(again, made)
-    assert [n for n, p in again.network.named_parameters() if p.requires_grad] == [
-        n for n, p in policy.network.named_parameters() if p.requires_grad
-    ]
-
-
 def test_whole_training_keeps_the_reference_that_it_was_asked_to_keep(name, folder):
     policy = token_policy(name, folder, freeze_vision=False, keep_reference=True)
     made = rollout(policy)

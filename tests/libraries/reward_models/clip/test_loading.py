@@ -66,12 +66,6 @@ def test_what_is_said_of_the_weights_reaches_the_loader(module, monkeypatch):
         assert asked["weights"] == "the head's own"
 
 
-@pytest.mark.parametrize("module", [clip_score, hpsv2, pickscore], ids=named)
-def test_a_match_has_the_parameters_of_its_reward(module):
-    matched = inspect.signature(module.match).parameters
-    assert [*matched.values()] == [*inspect.signature(getattr(module, named(module))).parameters.values()][2:]
-
-
 # ---- preprocessing
 
 WIDE = pictures(((30, 47),))[0]
@@ -161,11 +155,6 @@ def test_texts_are_padded_and_cut_to_the_context(tmp_path):
     (tmp_path / "weights.pt").touch()
     with pytest.raises(FileNotFoundError, match="weights.pt"):
         tokenizer_of(str(tmp_path / "weights.pt"), 6, "r")
-
-
-def test_features_are_a_tensor_or_within_the_answer_of_later_versions_of_transformers():
-    features = torch.ones(1, 2)
-    assert load._projected(features) is features is load._projected(SimpleNamespace(pooler_output=features))
 
 
 # ---- sizes

@@ -9,7 +9,6 @@ import warnings
 import numpy as np
 import pytest
 
-from mmgrpo.statistics import bootstrap_ratio, paired_ratio_difference
 from reward_models.evaluation import metrics
 
 HUMAN = np.array([1, -1, 0, 1])
@@ -79,20 +78,6 @@ def test_each_half_of_the_prompts_has_the_threshold_of_the_other():
     np.testing.assert_equal(made, [NAN, NAN])
 
 
-def test_numbers_without_a_seed_are_those_of_seed_0():
-    cluster, credit = np.arange(40), np.random.default_rng(0).random(40)
-    other = np.random.default_rng(1).random(40)
-    won = credit > 0.4
-    for function in (
-        lambda *seed: metrics.halves(cluster, *seed).tolist(),
-        lambda *seed: metrics.accuracy_interval(credit, cluster, *seed),
-        lambda *seed: metrics.accuracy_difference(credit, other, cluster, *seed),
-        lambda *seed: metrics.cross_fitted(won, other, cluster, *seed)[0].tolist(),
-    ):
-        assert function() == function(0) != function(1)
-    assert metrics.halves(np.zeros(0, int)).tolist() == []
-
-
 def test_the_mean_of_means_gives_every_prompt_one_voice():
     credit, prompt = np.array([1, 1, 1, 0, NAN]), np.array([0, 0, 0, 1, 2])
     assert metrics.mean_credit(credit) == 0.75 and metrics.mean_of_means(credit, prompt) == 0.5
@@ -149,20 +134,6 @@ def test_a_paired_difference_is_over_what_both_scored():
     assert difference is not None and difference.mean == pytest.approx(1 / 3) and difference.n == 3
     assert difference.low == 0 and difference.high == 1
     assert metrics.accuracy_difference(np.full(1, NAN), np.ones(1), np.zeros(1, int)) is None
-
-
-def test_intervals_are_of_a_thousand_draws_of_what_counts():
-    credit, cluster = np.array([1, 0, 1, 1, 0, NAN]), np.array([0, 0, 1, 2, 2, 3])
-    # of prompts 0, 1 and 2: one of two, one of one, one of two
-    parts, wholes = np.array([1.0, 1, 1]), np.array([2.0, 1, 2])
-    assert metrics.accuracy_interval(credit, cluster) == bootstrap_ratio(parts, wholes, 1000, 0)
-    assert metrics.accuracy_interval(credit, cluster, 3) == bootstrap_ratio(parts, wholes, 1000, 3)
-    many = np.sqrt(np.arange(40))
-    expected = {draws: bootstrap_ratio(many, np.ones(40), draws, 0) for draws in (1000, 1001)}
-    assert metrics.accuracy_interval(many, np.arange(40)) == expected[1000] != expected[1001]
-    second = np.array([1, 1, 1, 0, 0, 1])
-    paired = paired_ratio_difference(parts, np.array([2.0, 1, 0]), wholes, 1000, 3)
-    assert metrics.accuracy_difference(credit, second, cluster, 3) == paired
 
 
 def test_nothing_to_count_is_no_number_and_no_warning():

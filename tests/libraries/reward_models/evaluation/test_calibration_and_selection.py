@@ -13,7 +13,7 @@ import pytest
 
 from reward_models.evaluation import metrics
 from reward_models.evaluation.comparison import pairs
-from reward_models.evaluation.evaluate import _calibration, _selection
+from reward_models.evaluation.evaluate import _selection
 
 WON = np.array([True, True, True, False])
 
@@ -156,29 +156,6 @@ def test_answers_that_are_all_equal_warn_of_nothing():
         assert metrics.ties_score(far, far) == pytest.approx(0.3 + 0.3 + 0.2 + 0.2 + 0.01)  # a spread of 0
 
 
-def test_calibration_is_the_same_seen_from_the_other_side():
-    generator = np.random.default_rng(0)
-    difference = generator.normal(size=200)
-    human = np.where(generator.random(200) < 1 / (1 + np.exp(-2 * difference)), 1, -1)
-    human[::10] = 0  # ties are left out
-
-    def pairs(sign: int, of: int) -> Any:
-        return SimpleNamespace(human=sign * human, difference=of * difference, cluster=np.arange(200))
-
-    made, turned = (_calibration(pairs(sign, sign), 0) for sign in (1, -1))
-    assert made == pytest.approx(turned) and 1 < made["beta"] < 3 and made["brier"] < 0.2
-    assert made["ece"] != made["ece_adaptive"]  # bins of equal width, and of equal counts
-    assert _calibration(pairs(1, -1), 0)["brier"] > 0.24
-
-
-def test_bins_are_of_equal_width_from_a_half_to_one():
-    """Two bins meet at 3/4: 0.6 and 0.74 are in one, wrong on average by |1 - 0.67|, 0.76 and 1 in the other."""
-    p, won = np.array([0.6, 0.74, 0.76, 1.0]), np.array([True, True, False, False])
-    assert metrics.expected_calibration_error(won, p, bins=2) == pytest.approx(0.5 * 0.33 + 0.5 * 0.88)
-    # Three meet at 2/3 and 5/6: one of 0.6, one of 0.74 and 0.76, one of 1
-    assert metrics.expected_calibration_error(won, p, bins=3) == pytest.approx(0.25 * 0.4 + 0.5 * 0.25 + 0.25 * 1)
-
-
 def test_rewards_agree_where_both_have_a_sign():
     nan = math.nan
     with warnings.catch_warnings():
@@ -206,9 +183,3 @@ def test_an_output_without_a_score_leaves_its_comparison_out_of_selection():
 def test_no_comparison_has_no_pair():
     none = pairs([], [])
     assert [column.tolist() for column in (none.human, none.difference, none.cluster)] == [[], [], []]
-
-
-def test_pairs_of_one_confidence_fall_into_bins_in_their_order():
-    """The first half of 40 pairs was won, at 0.6 and 0.9 in turn: four bins of ten, off by 0.4, 0.6, 0.1 and 0.9."""
-    won, p = np.arange(40) < 20, np.where(np.arange(40) % 2, 0.9, 0.6)
-    assert metrics.expected_calibration_error(won, p, bins=4, adaptive=True) == pytest.approx(0.5)

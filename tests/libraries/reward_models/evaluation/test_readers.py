@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmgrpo.types import Text
-from reward_models.evaluation.comparison import FIRST, SECOND, TIE, Stored
+from reward_models.evaluation.comparison import FIRST, SECOND, TIE
 from reward_models.evaluation.readers import answers, images
 from reward_models.evaluation.readers.rows import Row, read_rows
 
@@ -126,52 +126,6 @@ def test_votes_and_ratings_keep_what_verifiers_need():
 def test_labels_of_a_pair_are_one_in_all(labels):
     with pytest.raises(ValueError, match="label_0.*label_1"):
         images.pickapic(row(**PICK, label_0=labels[0], label_1=labels[1]))
-
-
-@pytest.mark.parametrize(
-    ("access", "good", "bad"),
-    [
-        (lambda one: one.text("k"), ["a", " a"], ["", " ", 3, None]),
-        (lambda one: one.number("k"), [1, "2.5", -1.5], ["x", True, None, float("nan"), "inf", [1]]),
-        (lambda one: one.choice("k", {"a": 1, 2: 3}), ["a", 2], ["b", ["a"], {"a": 1}, None]),
-        (lambda one: one.items("k"), [[1, 2], [1, 2, 3]], [[1], [], "ab", None]),
-        (lambda one: one.items("k", 3), [[1, 2, 3]], [[1, 2], [1, 2, 3, 4]]),
-        (lambda one: one.texts("k"), [["a"], ["a", "b"]], [[], ["a", 3], "a", None]),
-        (lambda one: one.texts("k", 2), [["a", "b"]], [["a"], ["a", "b", "c"], [1, 2]]),
-        (lambda one: one.numbers("k", 2), [[1, 2], ["1", 2.5]], [[1], [1, "x"], [1, 2, 3], 3]),
-        (lambda one: one.object("k"), [{"a": 1}, {}], [[1], None, "a"]),
-        (lambda one: one.image("k"), ["a.png", b"1", {"bytes": b"1", "path": "a"}, {"bytes": None, "path": "a"}],
-         [None, "", b"", {}, 3, {"path": None}, "http://a", "https://a"]),
-        (lambda one: one.clip("k"), ["a.mp4", b"1"], [None, "", "http://a"]),
-    ],
-)  # fmt: skip
-def test_values_are_as_expected_or_an_error_that_names_them(access, good, bad):
-    for value in good:
-        access(row(k=value))
-    for value in bad:
-        with pytest.raises(ValueError, match="f.*row 3.*k"):
-            access(row(k=value))
-    with pytest.raises(ValueError, match="f.*row 3.*'k'"):
-        access(row(other=1))
-    with pytest.raises(ValueError, match="'k'"):
-        access(row())
-
-
-def test_values_are_given_as_they_are():
-    values = row(k="a", n="2.5", o={"a": 1}, i=[1, 2], b={"bytes": b"1", "path": "a"}, p={"bytes": None, "path": "a"})
-    assert values.text("k") == "a" and values.number("n") == 2.5 and values.items("i", 2) == [1, 2]
-    assert values.numbers("i", 2) == (1, 2) and values.choice("k", {"a": 7}) == 7
-    assert values.object("o") == Row({"a": 1}, "f: row 3: o", ROOT)
-    assert values.image("b") == Stored("image", b"1", "f: row 3: b")
-    assert values.clip("p") == Stored("video", ROOT / "a", "f: row 3: p")
-    for suffix, kind in ((".mp4", "video"), (".WEBM", "video"), (".mov", "video"), (".avi", "video"),
-                         (".mkv", "video"), (".wav", "audio"), (".png", "image"), ("", "image")):  # fmt: skip
-        assert values.output("k", f"a{suffix}") == Stored(kind, ROOT / f"a{suffix}", "f: row 3: k")
-    assert values.output("k", {"text": "a"}) == Text("a") and values.output("k", b"1").kind == "image"
-    with pytest.raises(ValueError, match="k.*3}"):
-        values.output("k", {"text": 3})
-    with pytest.raises(ValueError, match=f"k.*{'a' * 79}"):
-        row(k="a" * 100).choice("k", {})
 
 
 def test_lines_without_a_row_and_files_without_a_suffix(tmp_path):

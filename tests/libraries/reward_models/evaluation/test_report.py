@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from mmgrpo.report.figures import NONE, Cell
+from mmgrpo.report.figures import NONE
 from mmgrpo.report.media import Medium
 from reward_models.evaluation import report
 
@@ -57,58 +57,10 @@ RESULT: dict[str, Any] = {
 }
 
 
-def test_an_interval_is_shown_where_it_is_of_the_benchmarks_own_number():
-    table = report.accuracies("data", RESULT)
-    assert table.heading == "data" and len(table.columns) == 7 and table.columns[-1] == "failed"
-    assert texts(table) == {
-        "a": ["0.500", "0.100", "0.200", "0.400", "0.600", "0"],
-        "b": ["0.900", "0.100", "0.200", "0.400", "0.600", "3"],
-    }
-    assert table.rows["a"][0] == Cell("0.500", "0.250 to 0.750") and table.rows["b"][0].interval == ""
-    assert [cells[-1].kind for cells in table.rows.values()] == ["", "bad"]
-    assert report._headline(one(interval=None, headline=None)) == Cell(NONE)
-    assert table.notes[0].startswith("9 comparisons of 8 prompts, 7 pairs, of which people tied 6.")
-    assert RESULT["note"] in table.notes[0] and len(table.notes) == 2
-
-
-def test_the_best_of_n_is_of_the_largest_n():
-    table = report.measures(RESULT["rewards"])
-    both = ["0.010", "0.020", "0.030", "0.040", "0.050", "0.060", "0.070"]
-    assert texts(table) == {"a": [*both, "0.800", "0.090"], "b": [*both, NONE, NONE]}
-    assert len(table.columns) == 10 and len(table.notes) == 1
-
-
-def test_categories_that_no_reward_has_a_number_for_are_left_out():
-    table = report.categories(RESULT["rewards"])
-    assert table.columns == ["category", "a", "b"]
-    assert texts(table) == {
-        "colour": ["0.125", NONE],
-        "size": [NONE, "0.750"],
-        "mean of categories": ["0.375", "0.750"],
-    }
-    assert report.categories({"a": one(categories={"count": None})}).rows == {}
-
-
 def test_an_attack_that_does_not_apply_has_no_share():
     table = report.robust(RESULT["attacks"])
     assert table.columns == ["attack", "a", "b"] and len(table.notes) == 1
     assert texts(table) == {"noise": ["0.250", NONE], "blur": ["0.500", NONE], "padding": [NONE, "1.000"]}
-
-
-def test_a_difference_is_named_by_what_is_taken_from_what():
-    none = {**PAIR, "second": "c", "mean": None, "low": None, "high": None, "n": 0, "mcnemar": 1.0}
-    table = report.differences([PAIR, none])
-    assert list(table.rows) == ["b − a", "c − a"] and table.columns == ["rewards", "difference", "McNemar p"]
-    assert table.rows["b − a"] == [Cell("+0.250", "+0.125 to +0.500", "good"), Cell("0.031")]
-    assert table.rows["c − a"] == [Cell(NONE), Cell("1")] and len(table.notes) == 1
-
-
-def test_tables_without_rows_are_left_out():
-    headings = [table.heading for table in report.tables("data", RESULT)]
-    measured = ["data", "Correlation, calibration, selection"]
-    assert headings == [*measured, "By category", "Attacks", "Differences"]
-    alone = {**RESULT, "rewards": {"a": one(categories={})}, "attacks": {}, "differences": []}
-    assert [table.heading for table in report.tables("data", alone)] == measured
 
 
 def test_the_terminal_shows_each_benchmark_with_its_rewards_categories_and_attacks():

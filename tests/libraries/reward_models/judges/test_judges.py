@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import pytest
@@ -289,14 +288,6 @@ def test_the_answer_that_was_not_needed_for_longest_is_forgotten():
     assert len(fake.asked) == 6, "other words are another question"
 
 
-def test_an_answer_that_is_asked_for_again_is_the_newest():
-    fake = FakeJudge(lambda text: text)
-    judge = Remembering(fake, limit=2)
-    for text in "abaca":
-        judge.answers([Question((text,))], 8)
-    assert [question.parts for question in fake.asked] == [("a",), ("b",), ("c",)]
-
-
 def test_questions_differ_by_every_pixel_and_by_their_beginning():
     changed = RED.pixels.clone()
     changed[0, 0, 0] = 0.5
@@ -368,15 +359,3 @@ def test_a_number_beyond_its_range_is_none(number, judged):
             assert unified.unified_reward(prompts(1), [RED], judge="", axis=axis) == wanted
     judged(lambda text: f"Final Score: {number}")
     assert unified.unified_reward(prompts(1), [RED], judge="", mode="v1.5") == wanted
-
-
-def test_of_a_reward_one_is_warned_once(judged, monkeypatch):
-    monkeypatch.setattr(question, "_warned", set())
-    judged(lambda text: "no")
-    with pytest.warns(UserWarning, match="1 of 1 answers"):
-        pointwise.judge_score(prompts(1), [RED], judge="")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        pointwise.judge_score(prompts(1), [RED], judge="")
-    with pytest.warns(UserWarning, match="1 of 1 answers"):
-        pointwise.judge_score(prompts(1), [RED], judge="", label="Mark")

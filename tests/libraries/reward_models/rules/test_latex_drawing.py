@@ -10,8 +10,7 @@ import pytest
 from mmgrpo.types import Prompt, Text
 from reward_models.rules import latex_drawing
 from reward_models.rules.cw_ssim import _windows, cw_ssim, fitted
-from reward_models.rules.latex import _similarity
-from reward_models.rules.latex_drawing import _columns, _ink, draw, label, labels_of
+from reward_models.rules.latex_drawing import _columns, draw, label, labels_of
 from reward_models.rules.latex_tables import _argument, _optional, read_latex_table
 from reward_models.rules.tasks import TASKS
 
@@ -169,29 +168,6 @@ def test_formulas_are_set_up_to_4000_characters():
     assert maths(*[200] * 19, 198) == [True] * 20 + [False, False]
 
 
-def test_letters_are_of_ten_points_at_72_to_the_inch_with_two_pixels_around():
-    from matplotlib.backends.backend_agg import RendererAgg
-    from matplotlib.font_manager import FontProperties
-
-    styles = [("normal", "normal"), ("bold", "normal"), ("normal", "italic")]
-    for text, formula in (("W" * 20, False), ("gjy", False), ("$x^2_y$", True)):
-        for weight, style in styles:
-            font = FontProperties(family="DejaVu Sans", size=10, weight=weight, style=style)
-            big = RendererAgg(400, 100, 72)
-            width, height, descent = big.get_text_width_height_descent(text, font, formula)
-            big.draw_text(big.new_gc(), 50, 50 + math.ceil(height - descent), text, font, 0, formula)
-            whole = np.asarray(big.buffer_rgba())[..., 3] / 255
-            ink = _ink(latex_drawing.Label(text, formula, weight == "bold", style == "italic"))
-            assert ink.shape == (math.ceil(height) + 4, math.ceil(width) + 4)
-            np.testing.assert_array_equal(ink, whole[48 : 48 + ink.shape[0], 48 : 48 + ink.shape[1]])
-    assert _ink(latex_drawing.Label("", False, False, False)).shape == (0, 0)
-
-
-def test_a_formula_wider_than_a_picture_is_not_drawn():
-    assert _ink(label(r"$a\hspace{500}b$")).shape[1] == 4000
-    assert drawn(r"$a\hspace{500}b$", "c") is None
-
-
 def picture_value(answer: str, gold: str) -> float:
     return TASKS["latex_picture"](answer, Prompt("copy it", "7", answer=gold), Text(answer))
 
@@ -208,13 +184,6 @@ def test_pictures_of_tables_with_another_structure_are_not_compared():
     """All are white. Of 1 + 4 * 2 nodes one row and cell leave 3 / 9, two rows 5 / 9; of 1 + 5 * 2, 3 / 11."""
     for rows, gold, expected in ((1, 4, 1), (2, 4, 1), (1, 5, 0)):
         assert picture_value(tabular(r"~ \\ " * rows, "c"), tabular(r"~ \\ " * gold, "c")) == expected
-
-
-def test_structures_are_compared_without_texts():
-    one, two = (("1", "1"),), (("1", "1"), ("1", "1"))
-    assert _similarity((one,), (one,)) == 1
-    assert _similarity((one,), (two,)) == pytest.approx(3 / 4)
-    assert _similarity(((("2", "1"),),), (one,)) == pytest.approx(2 / 3)
 
 
 def naive(a: np.ndarray, b: np.ndarray) -> float:

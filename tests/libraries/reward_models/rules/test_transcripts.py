@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
-import torch
 
-from mmgrpo.rewards import scorer
 from mmgrpo.statistics import draws
-from mmgrpo.types import Image, Prompt, Text
-from reward_models.rules import speech, transcripts, translation
+from mmgrpo.types import Prompt, Text
+from reward_models.rules import speech, translation
 
 pytest.importorskip("rapidfuzz")
 pytest.importorskip("whisper_normalizer")
@@ -29,11 +25,6 @@ def value(reward: str, hypothesis: str, reference: str, meta: dict | None = None
 )
 def test_the_cap_is_one_and_a_half(reward, expected):
     assert value(reward, "a b c", "") == expected
-
-
-def test_the_blend_never_falls_below_nothing():
-    assert value("cer_wer_blend", "b c d e", "a") == 0
-    assert value("cer_wer_blend", "abcd ef", "abcd xy", normal="raw", cer=1) == pytest.approx(5 / 7)
 
 
 @pytest.mark.parametrize(
@@ -72,37 +63,6 @@ def test_every_keyword_is_a_text():
     for words in (["Oslo", 3], ["Oslo", "?!"]):
         with pytest.raises(ValueError, match="'7'.*meta.keywords"):
             value("keywords", "a", "b", {"keywords": words})
-
-
-def test_words_are_aligned_one_to_one():
-    def kinds(reference: str, hypothesis: str) -> list[tuple[str, ...]]:
-        return [tuple(pair) for pair in transcripts.aligned(reference, hypothesis, "raw")]
-
-    assert kinds("a b c", "c") == [("delete", "a", ""), ("delete", "b", ""), ("equal", "c", "c")]
-    assert kinds("c", "c d e") == [("equal", "c", "c"), ("insert", "", "d"), ("insert", "", "e")]
-    assert kinds("a b", "x y") == [("replace", "a", "x"), ("replace", "b", "y")]
-
-
-def test_words_are_shown_as_they_are_compared_and_only_of_texts():
-    note = scorer("one_minus_wer").annotate
-    assert note is not None
-    prompts = [Prompt("", answer="It's"), Prompt("", answer="a")]
-    one, picture = note(prompts, [Text("it is"), Image(torch.zeros(3, 1, 1))])
-    assert one == {"aligned": [("equal", "it", "it"), ("equal", "is", "is")]} and picture == {}
-
-
-@pytest.mark.parametrize(
-    ("library", "call"),
-    [
-        ("transformers.models.whisper", transcripts.whisper_rules),
-        ("rapidfuzz.distance", lambda: transcripts.aligned("a", "b", "raw")),
-    ],
-)
-def test_the_module_that_is_missing_is_in_the_error(monkeypatch, library, call):
-    monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ModuleNotFoundError, match=r"\[speech\]") as caught:
-        call()
-    assert caught.value.name == library
 
 
 # --- translation -----------------------------------------------------------------------------------------------------

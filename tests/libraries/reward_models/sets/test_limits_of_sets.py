@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 
 import pytest
 import torch
-from PIL import Image as Pil
 from safetensors.torch import save_file
 
 from mmgrpo.types import Audio, Decisions, Image, Prompt, Text, Video
@@ -39,74 +37,14 @@ def test_a_set_has_more_rows_than_are_subtracted():
             frechet_distance(*pair, ddof=1)
 
 
-def a_list(things):
-    return [[1.0]] * len(things)
-
-
-def too_few(things):
-    return torch.ones(len(things) - 1, 1)
-
-
 def lengths(things, factor=1.0, device="none"):
     """The number of letters of texts and of outputs that are texts."""
     texts = [one if isinstance(one, str) else one.text for one in things]
     return torch.tensor([factor * len(one) + (device == "cpu") for one in texts]).reshape(-1, 1)
 
 
-DEVICES = []
-
-
-def spied(outputs, device):
-    DEVICES.append(device)
-    return torch.ones(len(outputs), 2)
-
-
-def two_ones(prompts):
-    return torch.ones(len(prompts), 2)
-
-
-def test_embeddings_are_made_on_the_cpu_unless_another_device_is_named(tmp_path):
-    save_file({"embeddings": torch.ones(2, 2)}, tmp_path / "e.safetensors")
-    neural_map.save_map(neural_map.network(2, 3, 2), tmp_path / "map.safetensors")
-    given, embed = ([Prompt("a")] * 2, [Text("a")] * 2), f"{HERE}:spied"
-    learned = str(tmp_path / "map.safetensors"), f"{HERE}:two_ones", embed
-    for device in ({}, {"device": "cuda:7"}):
-        rewards.vendi(*given, embed=embed, **device)
-        rewards.frechet(*given, str(tmp_path / "e.safetensors"), embed=embed, **device)
-        neural_map.transported(*given, *learned, **device)
-    assert DEVICES == ["cpu"] * 3 + ["cuda:7"] * 3
-
-
-def three_ones(things):
-    return torch.ones(len(things), 3)
-
-
-def test_texts_and_outputs_are_as_wide_as_the_map(tmp_path):
-    neural_map.save_map(neural_map.network(2, 3, 2), tmp_path / "map.safetensors")
-    with pytest.raises(ValueError, match=r"\[1, 3\].*2"):
-        where = f"{HERE}:three_ones"
-        neural_map.transported([Prompt("a")], [Text("a")], str(tmp_path / "map.safetensors"), where, where)
-
-
 def loudness(outputs):
     return torch.stack([one.samples.mean()[None] for one in outputs])
-
-
-def test_a_folder_of_exemplars_holds_other_files_too(tmp_path):
-    with pytest.raises(ValueError, match="0 rows"):
-        rewards._exemplars(str(tmp_path), f"{HERE}:loudness", "cpu")
-    rewards._exemplars.cache_clear()
-    for level in (0, 255):
-        Pil.new("RGB", (8, 8), (level,) * 3).save(tmp_path / f"{level}.{'PNG' if level else 'png'}")
-    (tmp_path / "README.md").write_text("what it is")
-    assert rewards._exemplars(str(tmp_path), embeddings.LAYOUT, "cpu")[:, 0].tolist() == [-0.5, 0.5]
-
-
-def test_sounds_are_read_as_float32(tmp_path):
-    soundfile = pytest.importorskip("soundfile")
-    soundfile.write(tmp_path / "a.wav", [[0.5, -0.5], [0.25, 0.0]], 8_000, subtype="FLOAT")
-    sound = audio.read_sound(tmp_path / "a.wav", "frechet")
-    assert sound.samples.dtype == torch.float32 and sound.samples.tolist() == [[0.5, 0.25], [-0.5, 0]]
 
 
 def test_the_first_of_two_equally_good_halves_is_positive():
@@ -144,18 +82,6 @@ def test_a_song_has_more_windows_than_are_subtracted_and_all_of_them_are_finite(
     # (0 - 1)^2 + (0 - 1)^2 of one window; two are the exemplars
     assert values(0) == pytest.approx([-2, 0, math.nan], nan_ok=True, abs=1e-9)
     assert values(1) == pytest.approx([math.nan, 0, math.nan], nan_ok=True, abs=1e-9)
-
-
-@pytest.mark.parametrize(("name", "got"), [("a_list", "list"), ("too_few", r"\[1, 1\]")])
-def test_what_is_no_embedding_is_named(name, got):
-    with pytest.raises(ValueError, match=f"vendi.*embed.*{HERE}:{name}"):
-        rewards.vendi([Prompt("a")] * 2, [Text("a")] * 2, embed=f"{HERE}:{name}")
-
-
-def test_parameters_of_an_embedding_are_checked_by_name():
-    embeddings.check_embed(f"{HERE}:lengths(factor=2)")
-    with pytest.raises(ValueError, match="facto.*factor"):
-        embeddings.check_embed(f"{HERE}:lengths(factor=2, facto=1)")
 
 
 def test_texts_are_embedded_by_the_one_that_reads_them(monkeypatch, tmp_path):
@@ -221,20 +147,6 @@ def test_a_plan_needs_a_temperature_and_a_relaxation(epsilon, exponent):
     assert rewards.transport(*given) == rewards.transport(*given, epsilon=0.05, exponent=0.9)
 
 
-def test_windows_have_a_length():
-    rewards.check_frechet(window=0.1)
-    for window in (0, -1, math.inf, math.nan):
-        with pytest.raises(ValueError, match=f"window.*{window}.*0"):
-            rewards.check_frechet(window=window)
-    rewards.check_frechet(over="output")
-    with pytest.raises(ValueError, match="prompt or call"):
-        rewards.check_frechet(over="song")
-    with pytest.raises(ValueError, match="leave_one_out"):
-        rewards.check_frechet(credit="own")
-    with pytest.raises(ValueError, match="package.module:function"):
-        rewards.check_frechet(embed="none")
-
-
 def test_sets_are_large_enough_for_what_is_measured(tmp_path):
     save_file({"embeddings": torch.tensor([[1.0], [3.0]])}, tmp_path / "e.safetensors")
     embed, file = f"{HERE}:lengths", str(tmp_path / "e.safetensors")
@@ -289,24 +201,6 @@ def test_bands_are_half_octaves_of_the_power_of_frames(rate):
     torch.testing.assert_close(made[16:], expected.std(0, correction=0))
 
 
-def test_a_short_sound_is_a_frame_with_silence_behind():
-    short = torch.ones(1, 100, dtype=torch.float64)
-    padded = torch.cat([short, torch.zeros(1, 924)], 1)
-    assert torch.equal(audio.bands([Audio(short, 8_000)]), audio.bands([Audio(padded, 8_000)]))
-
-
-def test_what_fills_no_half_frame_behind_the_last_is_not_heard():
-    sound = torch.randn(1, 1024 + 511, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert torch.equal(audio.bands([Audio(sound, 8_000)]), audio.bands([Audio(sound[:, :1024], 8_000)]))
-
-
-def test_windows_are_at_least_one_sample():
-    parts = audio.windows(Audio(torch.arange(3.0)[None], 10), 0.01)
-    assert [part.samples.tolist() for part in parts] == [[[0]], [[1]], [[2]]] and parts[0].rate == 10
-    (nothing,) = audio.windows(Audio(torch.zeros(1, 0), 10), 1.0)
-    assert nothing.samples.shape == (1, 0)
-
-
 def test_a_map_is_trained_by_ten_steps_for_one_of_the_potential():
     texts, outputs = (torch.randn(9, 2, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     made = neural_map.train_map(texts, outputs, steps=2, hidden=3, rate=0.01, batch=4, seed=5)
@@ -328,40 +222,3 @@ def test_a_map_is_trained_by_ten_steps_for_one_of_the_potential():
             judge.step()
     for one, other in zip(made.parameters(), mapping.parameters(), strict=True):
         torch.testing.assert_close(one, other.detach(), atol=1e-5, rtol=1e-4)
-
-
-def test_defaults_of_the_map():
-    texts, outputs = (torch.randn(9, 2, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
-    made = neural_map.train_map(texts, outputs, steps=1)
-    same = neural_map.train_map(texts, outputs, steps=1, hidden=256, rate=1e-3, batch=64, seed=0)
-    assert all(torch.equal(*pair) for pair in zip(made.parameters(), same.parameters(), strict=True))
-    assert inspect.signature(neural_map.train_map).parameters["steps"].default == 1000
-    for side in (0, 1):
-        clouds = [texts.clone(), outputs.clone()]
-        clouds[side][0, 0] = math.nan
-        with pytest.raises(ValueError, match="finite"):
-            neural_map.train_map(*clouds, steps=1)
-
-
-def test_what_is_no_map_is_named(tmp_path):
-    for number, tensors in enumerate(({"weight": torch.ones(2, 2)}, {"0.weight": torch.ones(2)})):
-        save_file(tensors, file := tmp_path / f"{number}.safetensors")
-        with pytest.raises(ValueError, match=r"\['.*weight'\].*save_map"):
-            neural_map._map(str(file))
-
-
-def test_layers_of_a_network():
-    kinds = [type(layer).__name__ for layer in neural_map.network(2, 3, 4)]
-    assert kinds == ["Linear", "LayerNorm", "ReLU", "Linear", "LayerNorm", "ReLU", "Linear"]
-    shapes = [tuple(p.shape) for p in neural_map.network(2, 3, 4).parameters() if p.ndim == 2]
-    assert shapes == [(3, 2), (3, 3), (4, 3)]
-
-
-def test_an_embedding_of_ones_own_lies_in_the_working_directory_and_ours_do_not(monkeypatch, tmp_path):
-    (tmp_path / "mine.py").write_text("import torch\n\ndef ones(outputs):\n    return torch.ones(len(outputs), 2)\n")
-    (tmp_path / "reward_models" / "sets").mkdir(parents=True)
-    (tmp_path / "reward_models" / "sets" / "embeddings.py").write_text("1 / 0")
-    monkeypatch.chdir(tmp_path)
-    embeddings._loaded.cache_clear()
-    embeddings.check_embed()
-    assert embeddings.embedded([Text("a")], "mine:ones", "cpu", "vendi").tolist() == [[1.0, 1.0]]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import zipfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from mmgrpo.types import Image, Prompt
 from reward_models.pixels import to_pil
 from reward_models.vlm import hpsv3 as reward
-from reward_models.vlm import instructions
 from reward_models.vlm.instructions import HPSV3_NAMES, constants, hpsv3_instruction
 from reward_models.vlm.qwen2_vl import build, folder_of, image_pixels, patches, read_base, smart_resize
 from tests.libraries.reward_models.vlm.tiny_qwen import amplified, hidden_at, old_names, write_base
@@ -193,32 +190,6 @@ def test_an_instruction_is_read_from_python_without_running_it(tmp_path):
     (tmp_path / "wrong.txt").write_text("rate it")
     with pytest.raises(ValueError, match="{text_prompt}"):
         hpsv3_instruction(str(tmp_path / "wrong.txt"))
-
-
-def test_a_wheel_with_another_hash_is_not_read(tmp_path):
-    (tmp_path / "hpsv3.whl").write_bytes(b"something else")
-    with pytest.raises(ValueError, match="hpsv3.whl"):
-        hpsv3_instruction(cache=tmp_path / "hpsv3.whl")
-
-
-def test_the_wheel_is_downloaded_once(tmp_path, monkeypatch):
-    def fetched(package: str, sha256: str, folder: Path, what: str, megabytes: int, how: str) -> Path:
-        assert (package, sha256, megabytes) == (instructions.HPSV3, instructions.HPSV3_SHA256, 1)
-        assert folder.parent in (tmp_path / "deep", tmp_path / "very" / "deep"), "beside the cache, on one disk"
-        asked.append(package)
-        with zipfile.ZipFile(folder / "w.whl", "w") as archive:
-            names = [f"{name} = '{{text_prompt}}{place}'" for place, name in enumerate(HPSV3_NAMES)]
-            archive.writestr(instructions.HPSV3_INSIDE, "\n".join(names))
-        return folder / "w.whl"
-
-    asked: list[str] = []
-    monkeypatch.setattr(instructions, "fetch_wheel", fetched)
-    monkeypatch.setattr(instructions, "checked_wheel", lambda wheel, package, sha256: wheel)
-    for _ in range(2):
-        assert hpsv3_instruction(cache=tmp_path / "deep" / "here.whl") == "{text_prompt}0{text_prompt}1"
-    assert asked == ["hpsv3==1.0.0"] and [file.name for file in (tmp_path / "deep").iterdir()] == ["here.whl"]
-    assert hpsv3_instruction(cache=tmp_path / "deep" / "there.whl") and len(asked) == 2
-    assert hpsv3_instruction(cache=tmp_path / "very" / "deep" / "here.whl") and len(asked) == 3
 
 
 def test_weights_are_a_folder_or_files_of_a_hub_id(tmp_path, monkeypatch):

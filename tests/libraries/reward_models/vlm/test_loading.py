@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional
 
-from mmgrpo.types import Image, Prompt, Video
+from mmgrpo.types import Prompt, Video
 from reward_models.vlm import clap, hpsv3, imagereward, qwen2_vl, videoalign, videoscore
 
 
@@ -95,31 +94,6 @@ def test_a_clip_is_seen_at_the_rate_of_the_model_unless_another_is_given(monkeyp
     given = [Prompt("a")], [Video(torch.zeros(2, 3, 8, 8), 8.0)]
     assert videoalign.videoalign(*given) == [6.0] and videoalign.videoalign(*given, normalize=False, fps=8.0) == [15.0]
     assert rates == [2.5, 8.0]
-
-
-@pytest.mark.parametrize(("given", "seen"), [({}, 16), ({"frames": 48}, 20), ({"frames": 17}, 17)])
-def test_sixteen_frames_are_seen_unless_another_number_is_given(given, seen, tmp_path, monkeypatch):
-    counts: list[int] = []
-    model = SimpleNamespace(scores=lambda text, shown: counts.append(len(shown)) or [1.0] * 5)
-    monkeypatch.setattr(videoscore, "load", lambda *given: model)
-    (tmp_path / "asked.txt").write_text("rate {text_prompt}")
-    clip = Video(torch.zeros(20, 3, 8, 8), 8.0)
-    assert videoscore.videoscore([Prompt("a")], [clip], str(tmp_path / "asked.txt"), **given) == [1.0]
-    assert counts == [seen]
-
-
-def test_pictures_are_rated_sixteen_at_a_time_and_a_broken_one_takes_no_place(monkeypatch):
-    sizes: list[int] = []
-
-    def rewards(prompts: list[str], pixels: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(pixels))
-        return torch.tensor([float(prompt) for prompt in prompts])
-
-    monkeypatch.setattr(imagereward, "load", lambda *given: SimpleNamespace(side=4, rewards=rewards))
-    pictures = [Image(torch.full((3, 4, 4), math.nan if row == 3 else 0.5)) for row in range(18)]
-    values = imagereward.image_reward([Prompt(str(row)) for row in range(18)], pictures)
-    assert sizes == [16, 1] and math.isnan(values[3])
-    assert [*values[:3], *values[4:]] == [float(row) for row in range(18) if row != 3]
 
 
 def test_beside_the_cpu_videoscore_has_16_bits(tmp_path, monkeypatch):
