@@ -24,6 +24,9 @@ from tests.libraries.families.examples import CLIP, PICTURE, noise, shown
 from tests.tiny import maker, tiny_checkpoint
 from tests.tiny.image_text import KINDS
 
+LIKE = ("llava", "qwen2_vl", "llava_onevision")
+"""Kinds of which another has the same code of keeping and sharing: LLaVA-NeXT, Qwen3-VL."""
+UNLIKE = [pytest.param(kind, marks=pytest.mark.nightly) if kind in LIKE else kind for kind in KINDS]
 TALL = Media("image", Image(noise(3, 40, 16, seed=5)))
 MIXED = [
     shown(0, PICTURE, "what is it ?"),
@@ -72,7 +75,7 @@ def test_log_probs_are_those_of_the_models_own_forward_pass(kind, folders):
         torch.testing.assert_close(decisions.log_probs[row, : len(said)], own, rtol=0, atol=3e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", UNLIKE)
 def test_replaying_whole_samples_gives_what_sharing_gives(kind, folders):
     shared, replayed = (load(image_text, folders[kind], max_frames=4) for _ in range(2))
     assert shared.shared == (kind != "qwen3_5")  # which has states
@@ -99,7 +102,7 @@ def gap(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     return max(float((one[name] - other[name]).abs().max()) for name in one) / most
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", UNLIKE)
 def test_media_are_encoded_once_a_round(kind, folders):
     """Whatever the number of parts and networks; with the numbers of encoding them in every pass."""
     once, again = (
@@ -112,7 +115,7 @@ def test_media_are_encoded_once_a_round(kind, folders):
         policy, encoded = policy_of(model), []
         vision = next(one for name, one in model.network.named_modules() if name.endswith(("vision_tower", "visual")))
         vision.register_forward_hook(lambda *_, encoded=encoded: encoded.append(1))
-        for _ in range(2):
+        for _ in range(2 if model is once else 1):
             rollout = rolled(policy)
         for part in rollout.steps.split(rollout.decisions.loss_mask, 4):
             reference = policy.score(rollout, part, frozenset({"reference.log_probs"}))
@@ -175,7 +178,7 @@ def test_encoders_that_train_are_asked_by_every_pass(folders):
     assert load(image_text, folders["internvl"]).encoded.names == ["get_image_features"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", UNLIKE)
 def test_prompts_are_shared_where_activations_are_made_again(kind, folders):
     """Behind one prompt, in one row, from fewer tokens; where attention takes no masks, each sample is read whole."""
     plain, again = (load(image_text, folders[kind], max_frames=4, gradient_checkpointing=c) for c in (False, True))
