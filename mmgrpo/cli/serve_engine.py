@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import Annotated
 
 from mmgrpo.cli.options import options, words
-from mmgrpo.cli.serve_rewards import is_loopback, read_token
+from mmgrpo.cli.serve_rewards import token_for
 from mmgrpo.config.extras import install
 from mmgrpo.config.ranges import ANY_TEXT, THREADS, one_of, within
 
@@ -40,11 +40,7 @@ class Args:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve until stopped."""
     args, run = split(words(arguments))
-    token = read_token(args.token_file)
-    if not token and not is_loopback(args.host):
-        raise ValueError(
-            f"--host {args.host} is reachable from other machines; set --token-file to a file with a random token"
-        )
+    token = token_for(args.host, args.token_file)
     if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
         raise ModuleNotFoundError(f"a server of engines needs {' and '.join(missing)}: {install('serve')}")
     from mmgrpo.cli.train import read

@@ -76,11 +76,7 @@ class Args:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve until stopped."""
     args = options(Args, arguments, __doc__)
-    token = read_token(args.token_file)
-    if not token and not is_loopback(args.host):
-        raise ValueError(
-            f"--host {args.host} is reachable from other machines; set --token-file to a file with a random token"
-        )
+    token = token_for(args.host, args.token_file)
     if not args.reward:
         raise ValueError("got no reward, expected at least one, e.g. --reward ocr; 'mmgrpo rewards' lists them")
     if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
@@ -112,6 +108,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     server.run()
     if errors:
         raise ValueError(f"a reward could not be loaded: {errors[0]}") from errors[0]
+
+
+def token_for(host: str, file: str) -> str:
+    """The token of a server that listens at an address; ValueError where other machines reach it and there is none."""
+    token = read_token(file)
+    if not token and not is_loopback(host):
+        raise ValueError(
+            f"--host {host} is reachable from other machines; set --token-file to a file with a random token"
+        )
+    return token
 
 
 def read_token(file: str) -> str:

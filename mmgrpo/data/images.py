@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from functools import lru_cache
 from io import BytesIO
@@ -10,6 +11,7 @@ from threading import Lock
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from PIL import Image as Pil
 from PIL import ImageCms, ImageOps
 from PIL.ExifTags import Base
@@ -186,3 +188,44 @@ def _conversion(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
     colours = Pil.fromarray(lattice).convert(mode)
     moved = np.abs(np.asarray(convert.apply(colours)).astype(int) - lattice).max()
     return convert if moved > SAME_COLOUR else None
+
+
+def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """The nearest size whose sides are multiples of ``factor`` and whose area lies in [min_pixels, max_pixels].
+
+    With h, w the sides rounded to multiples: where h w > max, both are divided by b = sqrt(height width / max) and
+    rounded down; where h w < min, multiplied by sqrt(min / (height width)) and rounded up. No side is below
+    ``factor``, so that a very elongated image may exceed max. Aspect ratios above 200 are refused.
+    Source: transformers, models/qwen2_vl/image_processing_qwen2_vl.py.
+    """
+    if min(height, width) < 1 or max(height, width) > 200 * min(height, width):
+        raise Unreadable(f"got an image of {height} x {width} pixels, expected an aspect ratio of at most 200 to 1")
+    if not 0 < min_pixels <= max_pixels:
+        raise ValueError(
+            f"got min_pixels={min_pixels} and max_pixels={max_pixels}, expected 0 < min_pixels <= max_pixels"
+        )
+    sides = [max(factor, round(side / factor) * factor) for side in (height, width)]
+    if math.prod(sides) > max_pixels:
+        shrink = math.sqrt(height * width / max_pixels)
+        sides = [max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width)]
+    elif math.prod(sides) < min_pixels:
+        grow = math.sqrt(min_pixels / (height * width))
+        sides = [math.ceil(side * grow / factor) * factor for side in (height, width)]
+    return sides[0], sides[1]
+
+
+def patchify(
+    frames: Float[Tensor, "frames 3 height width"], patch: int, merge: int, temporal: int
+) -> tuple[Float[Tensor, "n values"], tuple[int, int, int]]:
+    """Patches of ``temporal`` frames each, in an order in which the merge x merge patches of a token are adjacent, and
+    their grid (time, height, width).
+
+    The last frame is repeated until their number is a multiple of ``temporal``; an image is one frame.
+    """
+    missing = -len(frames) % temporal
+    frames = torch.cat([frames, frames[-1:].expand(missing, -1, -1, -1)])
+    t, h, w = len(frames) // temporal, frames.shape[2] // patch, frames.shape[3] // patch
+    blocks = frames.reshape(t, temporal, 3, h // merge, merge, patch, w // merge, merge, patch)
+    # [time, block row, block column, row in block, column in block | channel, frame, y, x]
+    ordered = blocks.permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
+    return ordered.reshape(t * h * w, 3 * temporal * patch * patch), (t, h, w)

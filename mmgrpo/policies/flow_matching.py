@@ -139,6 +139,14 @@ class Draws:
         return Draws(put(rows, self.rows.device), self.positions[put(some, self.rows.device)], rows)
 
 
+def draws_of(loss_mask: Bool[Tensor, "B T"], limit: int, device: torch.device) -> Iterator[Draws]:
+    """The entries of a mask, at most ``limit`` at a time."""
+    chosen = loss_mask.cpu().nonzero(as_tuple=True)
+    for rows, positions in zip(*(one.split(limit) for one in chosen), strict=True):
+        if len(rows):
+            yield Draws(put(rows, device), put(positions, device), rows)
+
+
 @dataclass(frozen=True)
 class Matches:
     """Clean samples, and the draws (t, noise) of each group at which their error is evaluated."""
@@ -157,10 +165,7 @@ class Matches:
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Draws]:
         """Parts of at most ``limit`` decisions, each of which is one network evaluation."""
-        chosen = loss_mask.cpu().nonzero(as_tuple=True)
-        for rows, positions in zip(*(one.split(limit) for one in chosen), strict=True):
-            if len(rows):
-                yield Draws(put(rows, self.group.device), put(positions, self.group.device), rows)
+        return draws_of(loss_mask, limit, self.group.device)
 
 
 ESTIMATES = frozenset({"clean", "estimate_error", "boundary"})

@@ -42,7 +42,7 @@ from mmgrpo.diffusion.noising import noised
 from mmgrpo.diffusion.ode import DenoisingModel, Solver
 from mmgrpo.diffusion.schedules import Grid, Sizes
 from mmgrpo.files import share
-from mmgrpo.policies.flow_matching import Draws
+from mmgrpo.policies.flow_matching import Draws, draws_of
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.finite import refuse_nonfinite
@@ -499,15 +499,7 @@ class States:
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Draws]:
         """Parts of at most ``limit`` samples."""
-        return parts(loss_mask, limit, self.step.device)
-
-
-def parts(loss_mask: Bool[Tensor, "B T"], limit: int, device: torch.device) -> Iterator[Draws]:
-    """The entries of a mask, at most ``limit`` at a time."""
-    chosen = loss_mask.cpu().nonzero(as_tuple=True)
-    for rows, positions in zip(*(one.split(limit) for one in chosen), strict=True):
-        if len(rows):
-            yield Draws(put(rows, device), put(positions, device), rows)
+        return draws_of(loss_mask, limit, self.step.device)
 
 
 class GradientPolicy:

@@ -296,6 +296,15 @@ def learned(prompts: Sequence[Prompt], kind: str) -> list[int]:
     return [*range(len(prompts))]
 
 
+def learned_from(prompt: Prompt, kind: str, share: float) -> bool:
+    """Whether a prompt has answers of a kind; ValueError for answers of another kind, and where the whole run is
+    offline for none."""
+    reason = lacking(prompt, kind)
+    if reason and (share == 1 or prompt.answers):
+        raise ValueError(f"data.offline: prompt '{prompt.id}' {reason}; correct the row, or set data.offline=0")
+    return not reason
+
+
 def compared(prompts: Sequence[Prompt], kind: str, share: float = 1.0) -> tuple[list[int], list[Skipped]]:
     """The indices of prompts with answers of a kind of which one is better, and those whose answers are equally good.
 
@@ -304,12 +313,11 @@ def compared(prompts: Sequence[Prompt], kind: str, share: float = 1.0) -> tuple[
     """
     usable, skipped = [], []
     for index, prompt in enumerate(prompts):
-        reason = lacking(prompt, kind)
-        if reason and (share == 1 or prompt.answers):
-            raise ValueError(f"data.offline: prompt '{prompt.id}' {reason}; correct the row, or set data.offline=0")
-        if not reason and tied(prompt):
+        if not learned_from(prompt, kind, share):
+            continue
+        if tied(prompt):
             skipped.append(Skipped(prompt.id, "", "its answers are equally good"))
-        elif not reason:
+        else:
             usable.append(index)
     if not usable:
         raise ValueError(
@@ -331,10 +339,7 @@ def graded(
     values = ledger.read(MEASURED) if ledger is not None else torch.full((len(prompts),), torch.nan)
     better = "better" in {parse(bound.text)[0] for bound in recipe.after}
     for index, (prompt, value) in enumerate(zip(prompts, values.tolist(), strict=True)):
-        reason = lacking(prompt, kind)
-        if reason and (share == 1 or prompt.answers):
-            raise ValueError(f"data.offline: prompt '{prompt.id}' {reason}; correct the row, or set data.offline=0")
-        if reason:
+        if not learned_from(prompt, kind, share):
             continue
         if value != value:
             raise ValueError(

@@ -58,30 +58,6 @@ class Measure:
     seconds: float = 0.0
 
 
-def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """The nearest size whose sides are multiples of ``factor`` and whose area lies in [min_pixels, max_pixels].
-
-    With h, w the sides rounded to multiples: where h w > max, both are divided by b = sqrt(height width / max) and
-    rounded down; where h w < min, multiplied by sqrt(min / (height width)) and rounded up. No side is below
-    ``factor``, so that a very elongated image may exceed max. Aspect ratios above 200 are refused.
-    Source: transformers, models/qwen2_vl/image_processing_qwen2_vl.py.
-    """
-    if min(height, width) < 1 or max(height, width) > 200 * min(height, width):
-        raise Unreadable(f"got an image of {height} x {width} pixels, expected an aspect ratio of at most 200 to 1")
-    if not 0 < min_pixels <= max_pixels:
-        raise ValueError(
-            f"got min_pixels={min_pixels} and max_pixels={max_pixels}, expected 0 < min_pixels <= max_pixels"
-        )
-    sides = [max(factor, round(side / factor) * factor) for side in (height, width)]
-    if math.prod(sides) > max_pixels:
-        shrink = math.sqrt(height * width / max_pixels)
-        sides = [max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width)]
-    elif math.prod(sides) < min_pixels:
-        grow = math.sqrt(min_pixels / (height * width))
-        sides = [math.ceil(side * grow / factor) * factor for side in (height, width)]
-    return sides[0], sides[1]
-
-
 def frame_pixel_limit(frames: int, low: int, frame_pixels: int, temporal: int, clip_pixels: int = CLIP_PIXELS) -> int:
     """Maximum number of pixels per frame of a clip of ``frames`` frames, ``temporal`` of which are merged.
 

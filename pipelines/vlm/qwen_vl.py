@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mmgrpo.data.images import patchify, smart_resize
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.runtime.devices import put
 from mmgrpo.types import Media, Prompt, Reference
@@ -34,7 +35,7 @@ from pipelines.conversation import (
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network, read_part
 from pipelines.training import PLAIN, Training, autocast, checkpoint_layers, make_trainable
-from pipelines.vlm.media import frame_pixel_limit, read_image, read_video, resize, smart_resize
+from pipelines.vlm.media import frame_pixel_limit, read_image, read_video, resize
 from pipelines.vlm.options import QwenVlOptions
 from pipelines.vlm.qwen_vl_tiny import tiny
 
@@ -255,23 +256,6 @@ def limits_of(options: QwenVlOptions, processor: Any) -> Limits:
         options.fps or 2.0,
         options.max_prompt_tokens,
     )
-
-
-def patchify(
-    frames: Float[Tensor, "frames 3 height width"], patch: int, merge: int, temporal: int
-) -> tuple[Float[Tensor, "n values"], tuple[int, int, int]]:
-    """Patches of ``temporal`` frames each, in an order in which the merge x merge patches of a token are adjacent, and
-    their grid (time, height, width).
-
-    The last frame is repeated until their number is a multiple of ``temporal``; an image is one frame.
-    """
-    missing = -len(frames) % temporal
-    frames = torch.cat([frames, frames[-1:].expand(missing, -1, -1, -1)])
-    t, h, w = len(frames) // temporal, frames.shape[2] // patch, frames.shape[3] // patch
-    blocks = frames.reshape(t, temporal, 3, h // merge, merge, patch, w // merge, merge, patch)
-    # [time, block row, block column, row in block, column in block | channel, frame, y, x]
-    ordered = blocks.permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
-    return ordered.reshape(t * h * w, 3 * temporal * patch * patch), (t, h, w)
 
 
 def load(options: QwenVlOptions, training: Training = PLAIN) -> QwenVl:

@@ -212,11 +212,7 @@ def keywords(prompts: Sequence[Prompt], outputs: Sequence[Output], normal: str =
     """
     values = []
     for prompt, reference, hypothesis, name in pairs(prompts, outputs, "keywords", normal):
-        rule = normalizer(name)
-        entries = prompt.meta.get("keywords")
-        if not isinstance(entries, list | tuple) or not all(isinstance(word, str) and rule(word) for word in entries):
-            malformed(prompt, "a list of words or phrases", "meta.keywords")
-        phrases = {rule(word) for word in entries}
+        phrases = {*_keywords(prompt, name)}
         counts = [Counter({phrase: _count(phrase, text) for phrase in phrases}) for text in (reference, hypothesis)]
         common, expected, predicted = ((counts[0] & counts[1]).total(), counts[0].total(), counts[1].total())
         both = expected and predicted
@@ -243,16 +239,20 @@ def biased_wer(
         raise ValueError(f"biased_wer: got weight={weight}, expected a number above 0")
     values = []
     for prompt, reference, hypothesis, name in pairs(prompts, outputs, "biased_wer", normal):
-        rule = normalizer(name)
-        entries = prompt.meta.get("keywords")
-        if not isinstance(entries, list | tuple) or not all(isinstance(word, str) and rule(word) for word in entries):
-            malformed(prompt, "a list of words or phrases", "meta.keywords")
-        rare = {word for entry in entries for word in rule(entry).split()}
+        rare = {word for entry in _keywords(prompt, name) for word in entry.split()}
         errors = [pair for pair in aligned(reference, hypothesis, "raw") if pair.kind != "equal"]
         wrong = sum(weight if (pair.reference or pair.hypothesis) in rare else 1.0 for pair in errors)
         words = sum(weight if word in rare else 1.0 for word in reference.split())
         values.append(-min(cap, wrong / (words or 1.0)))
     return values
+
+
+def _keywords(prompt: Prompt, normal: str) -> list[str]:
+    """The words or phrases in ``meta.keywords``, normalized; ValueError for a prompt without such a list."""
+    rule, entries = normalizer(normal), prompt.meta.get("keywords")
+    if not isinstance(entries, list | tuple) or not all(isinstance(word, str) and rule(word) for word in entries):
+        malformed(prompt, "a list of words or phrases", "meta.keywords")
+    return [rule(word) for word in entries]
 
 
 def _count(phrase: str, text: str) -> int:

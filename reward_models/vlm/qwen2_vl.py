@@ -21,6 +21,7 @@ from PIL import Image as Pil
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mmgrpo.data.images import patchify, smart_resize
 from mmgrpo.types import Image
 from reward_models.pixels import from_pil, normalized, to_pil
 
@@ -30,29 +31,10 @@ PATCH, MERGE, FRAMES = 14, 2, 2
 IMAGE_TOKEN, VIDEO_TOKEN = "<|image_pad|>", "<|video_pad|>"
 
 
-def smart_resize(height: int, width: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """The sides in multiples of 28 whose product lies in [min_pixels, max_pixels], with about the same aspect ratio.
-
-    With min = max, larger images become at most and smaller ones at least as large, as in qwen-vl-utils. Aspect
-    ratios above 200 to 1 are refused.
-    """
-    factor = PATCH * MERGE
-    if max(height, width) > 200 * min(height, width):
-        raise ValueError(f"got an image of {height} x {width} pixels, expected an aspect ratio of at most 200 to 1")
-    sides = [max(factor, round(side / factor) * factor) for side in (height, width)]
-    if math.prod(sides) > max_pixels:
-        shrink = math.sqrt(height * width / max_pixels)
-        sides = [max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width)]
-    elif math.prod(sides) < min_pixels:
-        grow = math.sqrt(min_pixels / (height * width))
-        sides = [math.ceil(side * grow / factor) * factor for side in (height, width)]
-    return sides[0], sides[1]
-
-
 def image_pixels(image: Image, min_pixels: int, max_pixels: int) -> Float[Tensor, "1 3 height width"]:
     """An image resized by Pillow (bicubic), in [0, 1]."""
     pil = to_pil(image)
-    height, width = smart_resize(pil.height, pil.width, min_pixels, max_pixels)
+    height, width = smart_resize(pil.height, pil.width, PATCH * MERGE, min_pixels, max_pixels)
     return from_pil(pil.resize((width, height), Pil.Resampling.BICUBIC))[None]
 
 
@@ -60,7 +42,7 @@ def clip_pixels(
     frames: Float[Tensor, "n 3 height width"], min_pixels: int, max_pixels: int
 ) -> Float[Tensor, "n 3 high wide"]:
     """Frames of 8 bits resized as a tensor (bicubic, antialiased) to whole levels, in [0, 1]."""
-    size = smart_resize(int(frames.shape[2]), int(frames.shape[3]), min_pixels, max_pixels)
+    size = smart_resize(int(frames.shape[2]), int(frames.shape[3]), PATCH * MERGE, min_pixels, max_pixels)
     levels = (frames.clamp(0, 1) * 255).round()
     resized = functional.interpolate(levels, size=size, mode="bicubic", antialias=True)
     return resized.clamp(0, 255).round() / 255
@@ -71,13 +53,7 @@ def patches(pixels: Float[Tensor, "n 3 height width"]) -> tuple[Float[Tensor, "c
 
     An odd number of frames is completed by the last; an image is two equal frames.
     """
-    pixels = normalized(pixels)
-    if len(pixels) % FRAMES:
-        pixels = torch.cat([pixels, pixels[-1:]])
-    time, rows, columns = len(pixels) // FRAMES, pixels.shape[2] // PATCH, pixels.shape[3] // PATCH
-    blocks = pixels.reshape(time, FRAMES, 3, rows // MERGE, MERGE, PATCH, columns // MERGE, MERGE, PATCH)
-    ordered = blocks.permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
-    return ordered.reshape(time * rows * columns, -1), (time, rows, columns)
+    return patchify(normalized(pixels), PATCH, MERGE, FRAMES)
 
 
 class QwenReward(nn.Module):

@@ -177,7 +177,7 @@ class Batches:
 
     def patches(self, frames: Any) -> tuple[Any, tuple[int, int, int]]:
         """Patches and grid of normalized frames."""
-        from pipelines.vlm.qwen_vl import patchify
+        from mmgrpo.data.images import patchify
 
         # The processor's mean and std are one half.
         return patchify(2 * frames - 1, self.family.processor.patch_size, 2, 2)

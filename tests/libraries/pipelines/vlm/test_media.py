@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image as Pil
 
+from mmgrpo.data.images import smart_resize
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import options_of
 from mmgrpo.types import Audio, Image, Media, Video
@@ -25,7 +26,6 @@ from pipelines.vlm.media import (
     read_image,
     read_video,
     resize,
-    smart_resize,
 )
 
 av = pytest.importorskip("av")

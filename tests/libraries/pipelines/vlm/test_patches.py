@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from mmgrpo.data.images import patchify, smart_resize
 from mmgrpo.types import Image, Media
 from pipelines.training import PLAIN
 from pipelines.vlm import qwen_vl
-from pipelines.vlm.media import Measure, frame_pixel_limit, measure, smart_resize
-from pipelines.vlm.qwen_vl import patchify
+from pipelines.vlm.media import Measure, frame_pixel_limit, measure
 from tests.building import load
 from tests.tiny import maker, tiny_checkpoint
 

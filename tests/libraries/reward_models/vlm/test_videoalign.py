@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mmgrpo.data.images import smart_resize
 from mmgrpo.types import Image, Prompt, Video
 from reward_models.vlm import videoalign as reward
-from reward_models.vlm.qwen2_vl import clip_pixels, patches, read_base, smart_resize
+from reward_models.vlm.qwen2_vl import clip_pixels, patches, read_base
 from reward_models.vlm.videoalign import TOKENS, frame_places, load, videoalign
 from tests.libraries.reward_models.vlm.tiny_qwen import amplified, hidden_at, old_names, write_base
 
@@ -90,7 +91,7 @@ def clip(frames=9, fps=8.0, seed=0):
 def by_transformers(base, network, text, frames):
     """The logits [3, out] with the clip prepared by torch and the forward pass of transformers."""
     levels = (frames * 255).round()
-    size = smart_resize(30, 44, 128 * 784, SETTINGS["data_config"]["max_frame_pixels"])
+    size = smart_resize(30, 44, 28, 128 * 784, SETTINGS["data_config"]["max_frame_pixels"])
     pixels = torch.nn.functional.interpolate(levels, size, mode="bicubic", antialias=True).clamp(0, 255).round() / 255
     mean, std = torch.tensor([0.48145466, 0.4578275, 0.40821073]), torch.tensor([0.26862954, 0.26130258, 0.27577711])
     pixels = (pixels - mean[:, None, None]) / std[:, None, None]
