@@ -14,7 +14,7 @@ from mmgrpo.types import Output, Prompt
 from reward_models.evaluation.comparison import Comparison
 from reward_models.last_hidden import ADAPTERS, add_adapters, load_frozen, state
 from reward_models.preference import Description, PreferenceModel
-from reward_models.preference_training import LOSSES, descend, pairs, standardized
+from reward_models.preference_training import LOSSES, Fitting, descend, pairs, standardized
 
 LAST_HIDDEN = "reward_models.last_hidden:last_hidden"
 """The only features that can be trained."""
@@ -25,32 +25,25 @@ def train_backbone(
     features: str,
     parameters: Mapping[str, Any],
     rank: int,
-    loss: str = "bradley_terry",
-    epochs: int = 1,
-    lr: float = 2e-3,
-    batch: int = 64,
-    weight_decay: float = 1e-2,
-    hidden: int = 128,
-    seed: int = 0,
-    device: str = "cpu",
+    how: Fitting,
 ) -> tuple[PreferenceModel, dict[str, Tensor]]:
     """The head and the trained adapters by name, for the file ``ADAPTERS`` next to it.
 
-    Pairs pass one by one, so that memory is that of two outputs; a step is over ``batch`` of them.
+    Pairs pass one by one, so that memory is that of two outputs; a step is over ``how.batch`` of them.
     """
-    if features != LAST_HIDDEN or loss not in LOSSES:
+    if features != LAST_HIDDEN or how.loss not in LOSSES:
         raise ValueError(
-            f"--lora-rank: got {rank} with features '{features}' and loss '{loss}', expected {LAST_HIDDEN}(model=...) "
-            f"and one of {', '.join(LOSSES)}; other features are frozen"
+            f"--lora-rank: got {rank} with features '{features}' and loss '{how.loss}', expected "
+            f"{LAST_HIDDEN}(model=...) and one of {', '.join(LOSSES)}; other features are frozen"
         )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        processor, network = load_frozen(str(parameters["model"]), device)
+        torch.manual_seed(how.seed)
+        processor, network = load_frozen(str(parameters["model"]), how.device)
         trained = add_adapters(network, rank)
-        model = PreferenceModel(Description(features, dict(parameters), _width(network), hidden)).to(device)
+        model = PreferenceModel(Description(features, dict(parameters), _width(network), how.hidden)).to(how.device)
 
         def score(prompt: Prompt, output: Output) -> Tensor:
-            return model(state(processor, network, prompt, output, device).float())
+            return model(state(processor, network, prompt, output, how.device).float())
 
         compared = [(one, *pair) for one in comparisons for pair in pairs(one)]
 
@@ -59,13 +52,13 @@ def train_backbone(
             for one, i, j, human in (compared[place] for place in chosen.tolist()):
                 prompt, outputs = one.asked(), one.outputs()
                 gap = score(prompt, outputs[i]) - score(prompt, outputs[j])
-                value = LOSSES[loss](gap, torch.full_like(gap, human))[0] / len(chosen)
+                value = LOSSES[how.loss](gap, torch.full_like(gap, human))[0] / len(chosen)
                 value.backward()
                 total += value.item()
             return total
 
         weights = [*trained.values(), *model.parameters()]
-        descend(weights, len(compared), backward, epochs, lr, batch, weight_decay)
+        descend(weights, len(compared), backward, how)
     with torch.no_grad():
         scores = torch.cat([score(one.asked(), output) for one in comparisons for output in one.outputs()])
     model.description = replace(model.description, parameters={**parameters, "adapters": ADAPTERS})

@@ -51,6 +51,21 @@ REGRESSION = "regression"
 
 
 @dataclass(frozen=True)
+class Fitting:
+    """How a head of random weights is trained: by AdamW, whose rate decays to 0 by a cosine."""
+
+    loss: str = "bradley_terry_ties"
+    epochs: int = 6
+    lr: float = 2e-3
+    batch: int = 64
+    weight_decay: float = 1e-2
+    hidden: int = 128
+    """Width of the hidden layer."""
+    seed: int = 0
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
 class Examples:
     """What a head is trained on: features of every output once, and which of them are compared."""
 
@@ -97,43 +112,32 @@ def train(
     comparisons: Sequence[Comparison],
     features: str = SCENES,
     parameters: Mapping[str, Any] = {},
-    loss: str = "bradley_terry_ties",
-    epochs: int = 6,
-    lr: float = 2e-3,
-    batch: int = 64,
-    weight_decay: float = 1e-2,
-    hidden: int = 128,
-    seed: int = 0,
-    device: str = "cpu",
+    how: Fitting = Fitting(),
 ) -> PreferenceModel:
-    """A model trained on comparisons with AdamW and a cosine decay, with the statistics of its scores on them.
+    """A model trained on comparisons, with the statistics of its scores on them.
 
     ``regression`` fits ratings by squared error and needs them. The generator of torch is left as it was.
     """
-    if loss not in (*LOSSES, REGRESSION):
-        raise ValueError(f"loss: got {loss!r}, expected one of {', '.join(LOSSES)}, {REGRESSION}")
+    if how.loss not in (*LOSSES, REGRESSION):
+        raise ValueError(f"loss: got {how.loss!r}, expected one of {', '.join(LOSSES)}, {REGRESSION}")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model, given = untrained(comparisons, features, parameters, hidden, device)
-        if loss == REGRESSION and given.ratings is None:
+        torch.manual_seed(how.seed)
+        model, given = untrained(comparisons, features, parameters, how)
+        if how.loss == REGRESSION and given.ratings is None:
             raise ValueError("loss: got regression, but not every comparison has ratings; use bradley_terry")
-        fit(model, given, loss, epochs, lr, batch, weight_decay)
-    return standardized(model, all_scores(model, given, batch))
+        fit(model, given, how)
+    return standardized(model, all_scores(model, given, how.batch))
 
 
 def untrained(
-    comparisons: Sequence[Comparison],
-    features: str,
-    parameters: Mapping[str, Any],
-    hidden: int,
-    device: str,
+    comparisons: Sequence[Comparison], features: str, parameters: Mapping[str, Any], how: Fitting
 ) -> tuple[PreferenceModel, Examples]:
     """A model of random weights that fits the features, on the device, and what it is trained on."""
-    model = PreferenceModel(Description(features, dict(parameters), hidden=hidden))
-    given = examples(model, comparisons, device)
+    model = PreferenceModel(Description(features, dict(parameters), hidden=how.hidden))
+    given = examples(model, comparisons, how.device)
     if features != SCENES:
         model = PreferenceModel(replace(model.description, width=given.features[0].shape[1]))
-    return model.to(device), given
+    return model.to(how.device), given
 
 
 def standardized(model: PreferenceModel, scores: Float[Tensor, "outputs"]) -> PreferenceModel:
@@ -144,38 +148,28 @@ def standardized(model: PreferenceModel, scores: Float[Tensor, "outputs"]) -> Pr
     return model.eval().requires_grad_(False)
 
 
-def fit(
-    model: PreferenceModel, given: Examples, loss: str, epochs: int, lr: float, batch: int, weight_decay: float
-) -> None:
+def fit(model: PreferenceModel, given: Examples, how: Fitting) -> None:
     """Train from the model's present weights (``descend``)."""
 
     def backward(chosen: Tensor) -> float:
-        value = _loss(model, given, chosen.to(given.human.device), loss)
+        value = _loss(model, given, chosen.to(given.human.device), how.loss)
         value.backward()
         return value.item()
 
-    ratings = given.ratings if loss == REGRESSION else None
+    ratings = given.ratings if how.loss == REGRESSION else None
     rows = given.human if ratings is None else ratings
-    descend([*model.parameters()], len(rows), backward, epochs, lr, batch, weight_decay)
+    descend([*model.parameters()], len(rows), backward, how)
 
 
-def descend(
-    weights: Sequence[nn.Parameter],
-    rows: int,
-    backward: Callable[[Tensor], float],
-    epochs: int,
-    lr: float,
-    batch: int,
-    weight_decay: float,
-) -> None:
-    """Train by the gradients that ``backward`` leaves for some of the rows, whose loss it returns, ``batch`` at a time
-    in random order: AdamW with a cosine decay to 0, and gradient norms of at most 1."""
-    optimizer = torch.optim.AdamW(weights, lr, weight_decay=weight_decay)
-    steps = epochs * math.ceil(rows / batch)
+def descend(weights: Sequence[nn.Parameter], rows: int, backward: Callable[[Tensor], float], how: Fitting) -> None:
+    """Train by the gradients that ``backward`` leaves for some of the rows, whose loss it returns, ``how.batch`` at a
+    time in random order; gradient norms are at most 1."""
+    optimizer = torch.optim.AdamW(weights, how.lr, weight_decay=how.weight_decay)
+    steps = how.epochs * math.ceil(rows / how.batch)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     with progress_bar(title="training", total=steps) as bar:
-        for _ in range(epochs):
-            for chosen in torch.randperm(rows).split(batch):
+        for _ in range(how.epochs):
+            for chosen in torch.randperm(rows).split(how.batch):
                 optimizer.zero_grad()
                 value = backward(chosen)
                 torch.nn.utils.clip_grad_norm_(weights, 1.0)

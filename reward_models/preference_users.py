@@ -22,7 +22,7 @@ from torch import Tensor
 
 from reward_models.evaluation.comparison import Comparison
 from reward_models.preference import PreferenceModel
-from reward_models.preference_training import LOSSES, Examples, all_scores, fit, pairs, standardized, untrained
+from reward_models.preference_training import LOSSES, Examples, Fitting, all_scores, fit, pairs, standardized, untrained
 
 
 def assign(losses: Float[Tensor, "K N"], user: Int[Tensor, "N"]) -> Int[Tensor, "users"]:
@@ -40,22 +40,15 @@ def train_groups(
     groups: int,
     rounds: int,
     features: str,
-    parameters: Mapping[str, Any] = {},
-    loss: str = "bradley_terry",
-    epochs: int = 6,
-    lr: float = 2e-3,
-    batch: int = 64,
-    weight_decay: float = 1e-2,
-    hidden: int = 128,
-    seed: int = 0,
-    device: str = "cpu",
+    parameters: Mapping[str, Any],
+    how: Fitting,
 ) -> tuple[list[PreferenceModel], dict[str, int]]:
     """A head per group of users, and the group of each user, after ``rounds`` of EM or when no user changes his head.
 
     Heads start from different random weights, and a head without users keeps its own.
     """
-    if loss not in LOSSES:
-        raise ValueError(f"loss: got {loss!r}, expected one of {', '.join(LOSSES)} for groups of users")
+    if how.loss not in LOSSES:
+        raise ValueError(f"loss: got {how.loss!r}, expected one of {', '.join(LOSSES)} for groups of users")
     for one in comparisons:
         if not one.user:
             raise ValueError(f"{one.place}: got no user, expected who ranked the outputs, to find groups of users")
@@ -63,22 +56,22 @@ def train_groups(
     if len(names) < groups:
         raise ValueError(f"--user-groups: got {groups} groups and {len(names)} users, expected no more groups")
     numbers = [names.index(one.user) for one in comparisons for _ in pairs(one)]
-    user, heads = torch.tensor(numbers, device=device), None
+    user, heads = torch.tensor(numbers, device=how.device), None
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        first, given = untrained(comparisons, features, parameters, hidden, device)
-        models = [first, *(PreferenceModel(first.description).to(device) for _ in range(groups - 1))]
+        torch.manual_seed(how.seed)
+        first, given = untrained(comparisons, features, parameters, how)
+        models = [first, *(PreferenceModel(first.description).to(how.device) for _ in range(groups - 1))]
         for _ in range(rounds):
-            now = assign(torch.stack([_losses(model, given, loss, batch) for model in models]), user)
+            now = assign(torch.stack([_losses(model, given, how.loss, how.batch) for model in models]), user)
             if heads is not None and torch.equal(now, heads):
                 break
             heads = now
             for number, model in enumerate(models):
                 rows = (heads[user] == number).nonzero()[:, 0]
                 if len(rows):
-                    fit(model, _of(given, rows), loss, epochs, lr, batch, weight_decay)
+                    fit(model, _of(given, rows), how)
     assert heads is not None
-    trained = [standardized(model, all_scores(model, given, batch)) for model in models]
+    trained = [standardized(model, all_scores(model, given, how.batch)) for model in models]
     return trained, dict(zip(names, heads.tolist(), strict=True))
 
 

@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from mmgrpo.config.registry import parse
     from mmgrpo.runtime.devices import accelerator
     from reward_models.evaluation.protocols import read_benchmark
-    from reward_models.preference_training import train
+    from reward_models.preference_training import Fitting, train
 
     if args.lora_rank and args.user_groups > 1:
         raise ValueError("--lora-rank: got adapters with --user-groups above 1, expected one of the two; choose one")
@@ -93,19 +93,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = str(accelerator(args.device).device)
     features, parameters = parse(args.features, "--features")
     data = read_benchmark(args.data, args.limit)
-    settings = {
-        **{name: getattr(args, name) for name in ("loss", "epochs", "lr", "weight_decay", "hidden", "seed")},
-        **{"batch": args.batch_size, "device": device},
-    }
+    how = Fitting(args.loss, args.epochs, args.lr, args.batch_size, args.weight_decay, args.hidden, args.seed, device)
     record = {**vars(args), "comparisons": len(data.comparisons)}
     heldout = read_benchmark(args.heldout) if args.heldout else None
     folder = Path(args.output)
     if args.user_groups > 1:
         from reward_models.preference_users import train_groups
 
-        models, users = train_groups(
-            data.comparisons, args.user_groups, args.user_rounds, features, parameters, **settings
-        )
+        models, users = train_groups(data.comparisons, args.user_groups, args.user_rounds, features, parameters, how)
         for number, model in enumerate(models):
             own = [name for name, group in users.items() if group == number]
             _finish(model, folder / f"group-{number}", {**record, "users": len(own)}, heldout, set(own), device)
@@ -115,11 +110,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from reward_models.last_hidden import ADAPTERS
         from reward_models.preference_backbone import train_backbone
 
-        model, adapters = train_backbone(data.comparisons, features, parameters, args.lora_rank, **settings)
+        model, adapters = train_backbone(data.comparisons, features, parameters, args.lora_rank, how)
         write_tensors(folder / ADAPTERS, adapters)
         _finish(model, folder, record, heldout, None, device)
     else:
-        model = train(data.comparisons, features, parameters, **settings)
+        model = train(data.comparisons, features, parameters, how)
         _finish(model, folder, record, heldout, None, device)
 
 

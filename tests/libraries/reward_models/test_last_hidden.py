@@ -15,7 +15,7 @@ from reward_models.evaluation.comparison import FIRST, Comparison
 from reward_models.last_hidden import last_hidden
 from reward_models.pixels import to_pil
 from reward_models.preference import preference, save
-from reward_models.preference_training import train
+from reward_models.preference_training import Fitting, train
 from tests.tiny import maker, tiny_checkpoint
 
 
@@ -38,7 +38,8 @@ def test_rows_are_the_last_state_of_the_whole_conversation(folder):
 
 def test_a_head_is_trained_and_served_on_these_features(folder, tmp_path):
     one = Comparison(Prompt("how many"), (Text("the blue is 3"), Text("2")), FIRST, "1")
-    save(train([one], "reward_models.last_hidden:last_hidden", {"model": folder}, epochs=40, lr=0.01), tmp_path)
+    how = Fitting(epochs=40, lr=0.01)
+    save(train([one], "reward_models.last_hidden:last_hidden", {"model": folder}, how), tmp_path)
     good, bad = preference([Prompt("how many")] * 2, [Text("the blue is 3"), Text("2")], str(tmp_path))
     assert good > bad + 1
 

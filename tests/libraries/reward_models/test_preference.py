@@ -16,7 +16,7 @@ from mmgrpo.types import Image, Prompt, Text, Video
 from reward_models import preference as preference_module
 from reward_models.evaluation.comparison import FIRST, SECOND, TIE, Comparison
 from reward_models.preference import Description, PreferenceModel, RewardHead, last_token, load, preference, save
-from reward_models.preference_training import bradley_terry, bradley_terry_ties, examples, train
+from reward_models.preference_training import Fitting, bradley_terry, bradley_terry_ties, examples, train
 
 SIGMOID = torch.sigmoid
 NAN = pytest.approx(math.nan, nan_ok=True)
@@ -107,7 +107,7 @@ PAIRS = [
 @pytest.mark.parametrize("loss", ["bradley_terry", "bradley_terry_ties"])
 @pytest.mark.parametrize("features", ["brightness", "two_sided"])
 def test_a_head_learns_on_the_features_of_any_model(tmp_path, features, loss):
-    model = train(PAIRS, f"{HERE}:{features}", loss=loss, epochs=40, lr=0.05, hidden=4)
+    model = train(PAIRS, f"{HERE}:{features}", how=Fitting(loss=loss, epochs=40, lr=0.05, hidden=4))
     save(model, tmp_path)
     light, dark, again = preference([Prompt("x")] * 3, [LIGHT, DARK, LIGHT], str(tmp_path))
     assert light > dark and light == pytest.approx(again, abs=1e-5)
@@ -117,7 +117,7 @@ def test_a_head_learns_on_the_features_of_any_model(tmp_path, features, loss):
 
 
 def test_scores_are_standardized_over_the_training_set(tmp_path):
-    save(train(PAIRS, f"{HERE}:brightness", {"scale": 2.0}, epochs=40, lr=0.05, hidden=4), tmp_path)
+    save(train(PAIRS, f"{HERE}:brightness", {"scale": 2.0}, how=Fitting(epochs=40, lr=0.05, hidden=4)), tmp_path)
     outputs = [output for one in PAIRS for output in one.outputs()]
     values = torch.tensor(preference([Prompt("")] * 6, outputs, str(tmp_path)))
     assert float(values.mean()) == pytest.approx(0, abs=1e-5) and float(values.std(correction=0)) == pytest.approx(
@@ -127,13 +127,14 @@ def test_scores_are_standardized_over_the_training_set(tmp_path):
 
 def test_regression_fits_ratings_and_needs_them():
     rated = [Comparison(Prompt("a"), (LIGHT, DARK), FIRST, "1", ratings=(4.0, 1.0))]
-    model = train(rated, f"{HERE}:brightness", loss="regression", epochs=300, lr=0.05, weight_decay=0, hidden=4)
+    how = Fitting("regression", epochs=300, lr=0.05, weight_decay=0, hidden=4)
+    model = train(rated, f"{HERE}:brightness", how=how)
     raw = model(*model.features([Prompt("a")] * 2, [LIGHT, DARK], "cpu"))
     assert raw.tolist() == pytest.approx([4.0, 1.0], abs=0.05)
     with pytest.raises(ValueError, match="regression"):
-        train(PAIRS, f"{HERE}:brightness", loss="regression")
+        train(PAIRS, f"{HERE}:brightness", how=Fitting(loss="regression"))
     with pytest.raises(ValueError, match="loss.*hinge.*bradley_terry"):
-        train(PAIRS, f"{HERE}:brightness", loss="hinge")
+        train(PAIRS, f"{HERE}:brightness", how=Fitting(loss="hinge"))
 
 
 def test_embeddings_of_pictures_and_texts_are_joined_with_their_product(monkeypatch):
@@ -154,7 +155,7 @@ def test_features_are_a_row_for_each_output(made, shape, monkeypatch):
 
 def test_features_of_a_wrong_shape_are_refused():
     with pytest.raises(ValueError, match=r":wrong_shape.*\[6, 2, 2\].*\[6, width\]"):
-        train(PAIRS, f"{HERE}:wrong_shape", epochs=1)
+        train(PAIRS, f"{HERE}:wrong_shape", how=Fitting(epochs=1))
 
 
 # ---- files

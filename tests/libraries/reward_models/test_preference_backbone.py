@@ -17,6 +17,7 @@ from reward_models.last_hidden import ADAPTERS, add_adapters, last_hidden, load_
 from reward_models.pixels import to_pil
 from reward_models.preference import load, preference, save
 from reward_models.preference_backbone import LAST_HIDDEN, train_backbone
+from reward_models.preference_training import Fitting
 from tests.tiny import maker, tiny_checkpoint
 from tests.tiny import smolvlm as smolvlm_tiny
 
@@ -54,16 +55,17 @@ def test_a_step_is_over_the_mean_of_its_pairs(folder, monkeypatch):
     tie = Comparison(Prompt("how many"), (YES, NO), (1.0, 1.0), "2")
     steps = []
 
-    def descend(weights, rows, backward, *settings):
-        steps.append((rows, *settings))
+    def descend(weights, rows, backward, given):
+        steps.append((rows, given))
         steps.append(backward(torch.tensor([0, 2, 3])))
         steps.append([weight.grad for weight in weights[-4:]])
         steps.append([weight.detach().clone() for weight in weights[-4:]])
 
     monkeypatch.setattr(preference_backbone, "descend", descend)
-    model, adapters = train_backbone([three, tie], LAST_HIDDEN, {"model": folder}, 2, hidden=5, lr=0.1)
+    how = Fitting("bradley_terry", epochs=1, lr=0.1, hidden=5)
+    model, adapters = train_backbone([three, tie], LAST_HIDDEN, {"model": folder}, 2, how)
     (first, mean, found, (w, b, v, c)) = steps
-    assert first == (4, 1, 0.1, 64, 1e-2) and len(adapters) > 0
+    assert first == (4, how) and len(adapters) > 0
     assert not any(one.requires_grad for one in (*model.parameters(), *adapters.values()))
     hidden = last_hidden([Prompt("how many")] * 3, [*three.candidates], model=folder)
     for weight in (w, b, v, c):
@@ -79,7 +81,8 @@ def test_a_step_is_over_the_mean_of_its_pairs(folder, monkeypatch):
 
 def test_a_trained_backbone_is_served_from_its_folder_wherever_that_lies(folder, tmp_path):
     one = Comparison(Prompt("how many"), (YES, NO), FIRST, "1")
-    model, adapters = train_backbone([one], LAST_HIDDEN, {"model": folder}, 2, epochs=30, lr=0.01, batch=1)
+    how = Fitting("bradley_terry", epochs=30, lr=0.01, batch=1)
+    model, adapters = train_backbone([one], LAST_HIDDEN, {"model": folder}, 2, how)
     assert any(bool(value.any()) for name, value in adapters.items() if ".lora_B." in name), "adapters have moved"
     place = tmp_path / "moved"
     save(model, place)
@@ -102,9 +105,9 @@ def test_adapters_of_another_model_are_refused(folder, tmp_path):
 def test_other_features_stay_frozen(folder):
     one = Comparison(Prompt("how many"), (YES, NO), FIRST, "1")
     with pytest.raises(ValueError, match="2.*'a:b'.*bradley_terry"):
-        train_backbone([one], "a:b", {"model": folder}, 2)
+        train_backbone([one], "a:b", {"model": folder}, 2, Fitting("bradley_terry"))
     with pytest.raises(ValueError, match="2.*regression.*reward_models"):
-        train_backbone([one], LAST_HIDDEN, {"model": folder}, 2, loss="regression")
+        train_backbone([one], LAST_HIDDEN, {"model": folder}, 2, Fitting("regression"))
 
 
 def test_a_vision_language_model_is_trained_by_the_command_and_looks_at_pictures(tmp_path):

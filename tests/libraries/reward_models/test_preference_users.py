@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,12 +12,13 @@ from mmgrpo.cli import train_reward
 from mmgrpo.types import Image, Prompt, Text
 from reward_models.evaluation.comparison import FIRST, SECOND, Comparison
 from reward_models.preference import preference
-from reward_models.preference_training import Examples
+from reward_models.preference_training import Examples, Fitting
 from reward_models.preference_users import _of, assign, train_groups
 from tests.libraries.reward_models.test_preference import DARK, HERE, LIGHT, PAIRS
 
 # Of five users, the first three like what is light, the others what is dark; "e" errs once.
 LIKES = {"a": FIRST, "b": FIRST, "c": FIRST, "d": SECOND, "e": SECOND}
+HOW = Fitting("bradley_terry", epochs=30, lr=0.05, hidden=4)
 VOTES = [Comparison(Prompt(str(n)), (LIGHT, DARK), LIKES[u], f"{u}{n}", user=u) for u in LIKES for n in range(4)]
 VOTES.append(Comparison(Prompt("5"), (LIGHT, DARK), FIRST, "e5", user="e"))
 
@@ -33,8 +35,7 @@ def test_a_user_belongs_to_the_head_under_which_all_his_comparisons_are_most_lik
 
 @pytest.mark.parametrize("seed", range(3))
 def test_two_groups_of_opposite_users_are_found_again(seed):
-    settings = {"epochs": 30, "lr": 0.05, "hidden": 4, "seed": seed}
-    models, users = train_groups(VOTES, 2, 5, f"{HERE}:brightness", **settings)
+    models, users = train_groups(VOTES, 2, 5, f"{HERE}:brightness", {}, replace(HOW, seed=seed))
     assert users["a"] == users["b"] == users["c"] != users["d"] == users["e"]
     light, dark = (models[users[name]] for name in ("a", "d"))
     for model, sign in ((light, 1), (dark, -1)):
@@ -44,27 +45,27 @@ def test_two_groups_of_opposite_users_are_found_again(seed):
 
 
 def test_one_group_is_one_head_that_the_majority_decides():
-    (model,), users = train_groups(VOTES, 1, 5, f"{HERE}:brightness", epochs=30, lr=0.05, hidden=4)
+    (model,), users = train_groups(VOTES, 1, 5, f"{HERE}:brightness", {}, HOW)
     first, second = model(*model.features([Prompt("x")] * 2, [LIGHT, DARK], "cpu")).tolist()
     assert set(users.values()) == {0} and first > second
 
 
 def test_comparisons_without_users_and_more_groups_than_users_are_refused():
     with pytest.raises(ValueError, match="1: .*user"):
-        train_groups(PAIRS, 2, 1, f"{HERE}:brightness")
+        train_groups(PAIRS, 2, 1, f"{HERE}:brightness", {}, HOW)
     with pytest.raises(ValueError, match="6.*groups.*5"):
-        train_groups(VOTES, 6, 1, f"{HERE}:brightness")
+        train_groups(VOTES, 6, 1, f"{HERE}:brightness", {}, HOW)
     with pytest.raises(ValueError, match="regression.*bradley_terry"):
-        train_groups(VOTES, 2, 1, f"{HERE}:brightness", loss="regression")
+        train_groups(VOTES, 2, 1, f"{HERE}:brightness", {}, replace(HOW, loss="regression"))
 
 
 def test_as_many_groups_as_users_and_a_head_without_users_keeps_its_weights():
     both = [one for one in VOTES if one.user in "ad"]
-    models, users = train_groups(both, 2, 3, f"{HERE}:brightness", epochs=20, lr=0.05, hidden=4)
+    models, users = train_groups(both, 2, 3, f"{HERE}:brightness", {}, replace(HOW, epochs=20))
     assert sorted(users.values()) == [0, 1] and len(models) == 2
     alike = [one for one in VOTES if one.user in "ab"]
-    models, users = train_groups(alike, 2, 3, f"{HERE}:brightness", epochs=5, lr=0.05, hidden=4)
-    untouched, _ = train_groups(alike, 2, 3, f"{HERE}:brightness", epochs=0, hidden=4)
+    models, users = train_groups(alike, 2, 3, f"{HERE}:brightness", {}, replace(HOW, epochs=5))
+    untouched, _ = train_groups(alike, 2, 3, f"{HERE}:brightness", {}, replace(HOW, epochs=0))
     (number,) = set(users.values())
     for old, new in zip(untouched[1 - number].parameters(), models[1 - number].parameters(), strict=True):
         assert torch.equal(old, new)
@@ -73,7 +74,7 @@ def test_as_many_groups_as_users_and_a_head_without_users_keeps_its_weights():
 
 def test_rounds_end_when_no_user_changes_his_head():
     few, many = (
-        train_groups(VOTES, 1, rounds, f"{HERE}:brightness", epochs=2, lr=0.05, hidden=4)[0][0] for rounds in (1, 4)
+        train_groups(VOTES, 1, rounds, f"{HERE}:brightness", {}, replace(HOW, epochs=2))[0][0] for rounds in (1, 4)
     )
     assert all(torch.equal(*pair) for pair in zip(few.parameters(), many.parameters(), strict=True))
 
@@ -83,7 +84,7 @@ def test_comparisons_of_three_outputs_count_by_their_pairs():
     likes = {"a": (1.0, 2.0, 3.0), "b": (3.0, 2.0, 1.0)}
     votes = [Comparison(Prompt(u), (LIGHT, grey, DARK), ranks, u, user=u) for u, ranks in likes.items()]
     votes.append(Comparison(Prompt("2"), (LIGHT, DARK), FIRST, "2", user="a"))
-    models, users = train_groups(votes, 2, 5, f"{HERE}:brightness", epochs=30, lr=0.05, hidden=4)
+    models, users = train_groups(votes, 2, 5, f"{HERE}:brightness", {}, HOW)
     assert users["a"] != users["b"]
     light, dark = models[users["a"]](*models[0].features([Prompt("x")] * 2, [LIGHT, DARK], "cpu")).tolist()
     assert light > dark
