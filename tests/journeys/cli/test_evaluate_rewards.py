@@ -27,7 +27,7 @@ from reward_models.evaluation.protocols import read_benchmark
 from reward_models.evaluation.published import TARGETS, Target, Verdict
 from reward_models.last_hidden import ADAPTERS
 from reward_models.preference import scores_of
-from reward_models.preference_training import untrained
+from reward_models.preference_training import Fitting, untrained
 from tests.journeys.cli.running import call
 from tests.libraries.reward_models.evaluation.benchmarks import LEVEL, grey, level, pictures, write_json
 
@@ -171,8 +171,7 @@ def test_a_head_is_trained_saved_and_evaluated(tmp_path, capsys):
 
 TRAINING = ["--limit", "3", "--epochs", "2", "--lr", "0.5", "--batch-size", "4", "--weight-decay", "0.25"]
 TRAINING += ["--hidden", "6", "--seed", "7", "--loss", "bradley_terry", "--device", "cpu"]
-SETTINGS = {"loss": "bradley_terry", "epochs": 2, "lr": 0.5, "weight_decay": 0.25, "hidden": 6, "seed": 7, "batch": 4}
-SETTINGS["device"] = "cpu"
+SETTINGS = Fitting("bradley_terry", epochs=2, lr=0.5, batch=4, weight_decay=0.25, hidden=6, seed=7)
 
 
 def test_a_head_is_trained_as_the_options_say_and_measured_on_what_is_held_out(monkeypatch, tmp_path):
@@ -237,7 +236,7 @@ def test_a_head_is_measured_as_it_was_saved_on_the_comparisons_of_its_users(tmp_
     heldout = replace(heldout, comparisons=own)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model, _ = untrained(own, "scenes", {}, 4, "cpu")
+        model, _ = untrained(own, "scenes", {}, Fitting(hidden=4))
 
     def measured(users: set[str] | None) -> dict[str, Any]:
         train_reward._finish(model, tmp_path, {"seed": 3}, heldout, users, "cpu")
