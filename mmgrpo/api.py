@@ -39,7 +39,7 @@ from mmgrpo.config.schedules import of_settings
 from mmgrpo.config.settings import Algorithm, Config, Optim, Sections, config_class
 from mmgrpo.data.pairs import KEYS
 from mmgrpo.data.splits import Splits
-from mmgrpo.data.streaming import shows_images
+from mmgrpo.data.streaming import shows_undecoded
 from mmgrpo.evaluation import EvalSettings, directions
 from mmgrpo.family import (
     Family,
@@ -56,8 +56,7 @@ from mmgrpo.prompts.drawing import Sampling
 from mmgrpo.prompts.ledger import Ledger, TrainingPrompts, by_number, measured_before
 from mmgrpo.randomness import deterministic
 from mmgrpo.report import tracking
-from mmgrpo.report.group_record import GroupRecord, displayed
-from mmgrpo.report.run_record import RunRecord
+from mmgrpo.report.run_record import GroupRecord, RunRecord, displayed
 from mmgrpo.requirements.blocks import of_algorithm, refuse_unmet, refuse_unread, required, traits_of
 from mmgrpo.requirements.policies import reads_answers
 from mmgrpo.requirements.rewards import refuse_ranges, refuse_start
@@ -466,7 +465,7 @@ def make_trainer(
             owner.write_samples if owner else lambda stem, shown: None,
             again,
         ),
-        callbacks=[*attached(given=splits.supervised, images=shows_images(splits.train)), *theirs, *changing],
+        callbacks=[*attached(given=splits.supervised, images=shows_undecoded(splits.train)), *theirs, *changing],
     )
     skipped = [*inputs.skipped, *(one for callback in trainer.callbacks for one in callback.skipped)]
     # Last, so that a run that cannot start leaves its folder as it was.

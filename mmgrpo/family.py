@@ -155,7 +155,7 @@ def without_media(prompts: Sequence[Prompt]) -> list[Prompt]:
 
 def displayed_in_memory() -> Callable[[Media | Audio], PilImage | Sound]:
     """A thumbnail, a strip of frames, or a WAV file, of media in memory."""
-    from mmgrpo.report.group_record import displayed
+    from mmgrpo.report.run_record import displayed
 
     return displayed
 

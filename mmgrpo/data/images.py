@@ -51,10 +51,7 @@ class ImageCache:
 
     def read(self, file: str | Path) -> Image:
         """The image of a file, or of one inside of a data file, equal to that of ``decode_image``."""
-        key: tuple[int | str, ...] = (str(file),)
-        if not is_inside(file):
-            status = regular_file(file, MAX_IMAGE_BYTES)
-            key = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
+        key = self._key(file)
         with self._lock:
             if key in self._pixels:
                 self._pixels.move_to_end(key)
@@ -67,6 +64,19 @@ class ImageCache:
             while self.nbytes > self.limit:
                 self.nbytes -= self._pixels.popitem(last=False)[1].nbytes
         return _image(pixels)
+
+    def holds(self, file: str | Path) -> bool:
+        """Whether the image is decoded already."""
+        try:
+            return self._key(file) in self._pixels
+        except Unreadable:
+            return False
+
+    def _key(self, file: str | Path) -> tuple[int | str, ...]:
+        if is_inside(file):
+            return (str(file),)
+        status = regular_file(file, MAX_IMAGE_BYTES)
+        return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
 SAME_COLOUR = 2

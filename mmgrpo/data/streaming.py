@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from mmgrpo.data.files import NO_COLUMNS, DataFile, place_of, read_row
+from mmgrpo.data.images import IMAGE_CACHE
 from mmgrpo.data.media import Skipped
 from mmgrpo.types import Prompt
 
@@ -149,9 +150,11 @@ def in_blocks(prompts: Sequence[Prompt], choose: Choose) -> tuple[Sequence[Promp
     return prompts.filtered(choose) if isinstance(prompts, StoredPrompts) else choose(list(prompts))
 
 
-def shows_images(prompts: Sequence[Prompt]) -> bool:
-    """Whether prompts show images of files, which may be decoded ahead; of stored ones it is not known, and True."""
+def shows_undecoded(prompts: Sequence[Prompt]) -> bool:
+    """Whether prompts show images of files that are not decoded yet (``IMAGE_CACHE``), so that it may be done ahead; of
+    stored prompts it is not known, and True."""
     if isinstance(prompts, StoredPrompts | Joined):
         return True
     media = (medium for prompt in prompts for medium in prompt.media)
-    return any(medium.kind == "image" and isinstance(medium.source, str) for medium in media)
+    files = {medium.source for medium in media if medium.kind == "image" and isinstance(medium.source, str)}
+    return not all(map(IMAGE_CACHE.holds, files))

@@ -1,4 +1,4 @@
-"""Training groups of a run folder, which is untrusted input (mmgrpo/report/group_record.py writes them)."""
+"""Training groups of a run folder, which is untrusted input (mmgrpo/report/run_record.py writes them)."""
 
 from __future__ import annotations
 

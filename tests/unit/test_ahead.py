@@ -18,7 +18,7 @@ from mmgrpo.engines.engine import Drawn, EngineFailure, Forgotten, Lanes, Synchr
 from mmgrpo.engines.sampler import OwnSampler
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.token import TokenPolicy
-from mmgrpo.report.group_record import displayed, write_group
+from mmgrpo.report.run_record import displayed, write_group
 from mmgrpo.rounds.ahead import Ahead
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.trainer import Trainer

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 
 from mmgrpo.evaluation import Evaluation
 from mmgrpo.report import run_record
-from mmgrpo.report.group_record import GroupRecord
+from mmgrpo.report.run_record import GroupRecord
 from mmgrpo.runtime import metrics
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.progress import Interrupted

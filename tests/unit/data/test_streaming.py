@@ -14,7 +14,7 @@ from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Skipped
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.splits import read_splits
-from mmgrpo.data.streaming import Joined, StoredPrompts, in_blocks, joined, shows_images
+from mmgrpo.data.streaming import Joined, StoredPrompts, in_blocks, joined, shows_undecoded
 from mmgrpo.rounds import decoding
 from mmgrpo.rounds.decoding import decode_ahead
 from mmgrpo.types import Image, Media, Prompt, Turn
@@ -162,10 +162,14 @@ def test_a_picture_that_cannot_be_decoded_ahead_fails_where_it_is_needed(tmp_pat
         IMAGE_CACHE.read(prompt.media[0].source)
 
 
-def test_images_are_decoded_ahead_where_prompts_show_some(tmp_path):
-    shown = Media("image", str(tmp_path / "a.png"))
-    assert shows_images([Prompt("a"), Prompt("b", turns=(Turn("user", ("?", shown)),))])
-    assert not shows_images([Prompt("a"), Prompt("b", turns=(Turn("user", ("?", Media("video", "b.mp4"))),))])
+def test_images_are_decoded_ahead_where_prompts_show_some_that_are_not_decoded(tmp_path):
+    shown = Prompt("b", turns=(Turn("user", ("?", Media("image", str(tmp_path / "a.png")))),))
+    assert shows_undecoded([Prompt("a"), shown])
+    (tmp_path / "a.png").write_bytes(png())
+    assert shows_undecoded([Prompt("a"), shown])
+    IMAGE_CACHE.read(tmp_path / "a.png")
+    assert not shows_undecoded([Prompt("a"), shown])
+    assert not shows_undecoded([Prompt("a"), Prompt("b", turns=(Turn("user", ("?", Media("video", "b.mp4"))),))])
 
 
 def test_a_run_begins_to_decode_what_its_next_round_draws(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mmgrpo.report.group_record import NONE, GroupRecord, tree_of
+from mmgrpo.report.run_record import NONE, GroupRecord, tree_of
 from mmgrpo.types import Prompt
 from tests.trees import plain
 from tests.unit.report.test_groups import pictures, rolled, write

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmgrpo.report import group_record
-from mmgrpo.report.group_record import GroupFolder, GroupRecord, displayed, tree_of
+from mmgrpo.report import run_record
 from mmgrpo.report.groups import group_steps
+from mmgrpo.report.run_record import GroupFolder, GroupRecord, displayed, tree_of
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn, Video
 from tests.trees import plain
 from tests.unit.report.test_groups import pictures, rolled, write
@@ -64,7 +64,7 @@ def test_the_record_of_a_group_is_moved_after_all_of_its_media(tmp_path, monkeyp
 
 
 def test_a_number_that_json_lacks_is_an_error_and_leaves_no_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(group_record, "describe", lambda *_: {"reward": NAN})
+    monkeypatch.setattr(run_record, "describe", lambda *_: {"reward": NAN})
     with pytest.raises(ValueError, match="JSON"):
         write(tmp_path, pair())
     assert not list((tmp_path / "groups").iterdir())
@@ -99,4 +99,4 @@ def test_the_sound_of_a_video_is_kept_beside_it_and_told_apart_from_previews(tmp
     video = Video(torch.zeros(2, 3, 4, 4), 4.0, Audio(torch.zeros(1, 80), 160))
     written = GroupFolder(tmp_path, displayed).output("000", video)
     assert written == {"kind": "video", "file": "000.webp", "seconds": 0.5, "sound": "000-0.wav"}
-    assert all(group_record.FILE.fullmatch(path.name) for path in tmp_path.iterdir())
+    assert all(run_record.FILE.fullmatch(path.name) for path in tmp_path.iterdir())

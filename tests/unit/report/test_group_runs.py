@@ -9,9 +9,9 @@ import pytest
 from PIL import Image as Pil
 
 from mmgrpo.report.group_page import group_page, widest_group, widest_group_page
-from mmgrpo.report.group_record import GroupRecord
 from mmgrpo.report.groups import group_steps, read_group
 from mmgrpo.report.html import write_report
+from mmgrpo.report.run_record import GroupRecord
 from tests.building import trainer
 from tests.toys import toy_policy, toy_prompts
 from tests.unit.runtime.trees import tree
@@ -80,7 +80,7 @@ def test_an_error_while_a_group_is_written_ends_the_run_and_leaves_a_checkpoint(
             raise OSError(28, "No space left on device")
         return {"kind": "image", "file": ""}
 
-    monkeypatch.setattr("mmgrpo.report.group_record.GroupFolder.output", full)
+    monkeypatch.setattr("mmgrpo.report.run_record.GroupFolder.output", full)
     made.checkpoints.every = 1000
     with pytest.raises(OSError, match="No space left"):
         made.fit()

@@ -14,11 +14,11 @@ import torch
 from PIL import Image as Pil
 
 from mmgrpo.policies.denoising import Walks
-from mmgrpo.report import group_record
+from mmgrpo.report import run_record
 from mmgrpo.report.group_page import branching, colour, group_page, widest_group_page
-from mmgrpo.report.group_record import GroupRecord, displayed, write_group
 from mmgrpo.report.groups import group_steps, read_group
 from mmgrpo.report.media import MediaFolder, image_within, jpeg_within, webp_within
+from mmgrpo.report.run_record import GroupRecord, displayed, write_group
 from mmgrpo.rollout import Round
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import REFERENCE, Audio, Image, Media, Prompt, Rollout, Text, Turn, Video
@@ -170,9 +170,9 @@ def test_a_clip_plays_as_long_as_its_frames_last():
 
 
 def test_what_does_not_fit_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(group_record, "MAX_MEMBERS", 2)
-    monkeypatch.setattr(group_record, "MAX_ENTRIES", 4)
-    monkeypatch.setattr(group_record, "MAX_LETTERS", 3)
+    monkeypatch.setattr(run_record, "MAX_MEMBERS", 2)
+    monkeypatch.setattr(run_record, "MAX_ENTRIES", 4)
+    monkeypatch.setattr(run_record, "MAX_LETTERS", 3)
     record = write(tmp_path, rolled([Text("abcd"), Text("abc"), Text("a")], plain([3, 1, 1]), [1.0, 2.0, 3.0]))
     assert record["left_out"][:2] == ["1 of 3 members", "the numbers of decisions after the first 2 of a member"]
     assert [one["output"]["text"] for one in record["members"]] == ["abc", "abc"]
@@ -185,7 +185,7 @@ def test_what_does_not_fit_is_named(tmp_path, monkeypatch):
 
 
 def test_a_sound_beyond_its_share_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(group_record, "MAX_MEDIA", 2000)
+    monkeypatch.setattr(run_record, "MAX_MEDIA", 2000)
     sounds = [Audio(torch.zeros(1, 100), 1600), Audio(torch.zeros(1, 1600), 1600)]
     record = write(tmp_path, rolled(sounds, plain([1, 1]), [1.0, 2.0]))
     assert [one["output"]["file"] for one in record["members"]] == ["000.wav", ""]

@@ -375,7 +375,7 @@ TOOLS = """
 """In the form of Qwen3-VL: it writes tools and turns of results itself, and numbers images where it is asked to."""
 
 
-def test_a_template_with_turns_of_results_shows_images_and_one_that_numbers_them_is_refused(tmp_path, monkeypatch):
+def test_a_template_with_turns_of_results_shows_undecoded_and_one_that_numbers_them_is_refused(tmp_path, monkeypatch):
     path = folder_of("qwen3_vl", tmp_path)
     (tmp_path / "qwen3_vl" / "chat_template.jinja").write_text(TOOLS)
     policy = seeing(path)
