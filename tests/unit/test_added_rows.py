@@ -200,11 +200,19 @@ VISUAL = [
 ]
 
 
+@pytest.fixture(scope="module")
+def plain_run(kind, tmp_path_factory) -> Trainer:
+    """A run without such rows."""
+    made = run(kind, tmp_path_factory.mktemp("plain"))
+    made.fit()
+    return made
+
+
 @pytest.mark.slow
 @pytest.mark.rows
 @pytest.mark.parametrize("changes", VISUAL, ids=lambda one: next(iter(one.values())))
-@pytest.mark.parametrize("kind", ["gaussian", pytest.param("matching", marks=pytest.mark.nightly)])
-def test_a_run_of_images_with_rows_of_other_origins_resumes_exactly(kind, changes, tmp_path):
+@pytest.mark.parametrize("kind", ["gaussian", pytest.param("matching", marks=pytest.mark.nightly)], scope="module")
+def test_a_run_of_images_with_rows_of_other_origins_resumes_exactly(kind, changes, tmp_path, plain_run):
     whole = run(kind, tmp_path / "whole", **changes)
     whole.fit()
     first = run(kind, tmp_path / "part", **changes)
@@ -215,9 +223,7 @@ def test_a_run_of_images_with_rows_of_other_origins_resumes_exactly(kind, change
     assert part.resume() and part.step == 4
     part.fit()
     assert same(part, whole) and lines(tmp_path / "part") == lines(tmp_path / "whole")
-    without = run(kind, tmp_path / "plain")
-    without.fit()
-    assert not same(without, whole), "it had no effect"
+    assert not same(plain_run, whole), "it had no effect"
 
 
 @pytest.mark.slow

@@ -184,7 +184,7 @@ def test_what_the_processes_have_said_is_not_said_again(monkeypatch):
 
 @pytest.mark.slow
 def test_an_error_of_the_settings_is_one_line_of_all_processes():
-    command = [sys.executable, "-m", "mmgrpo.cli.launch", "--processes", "3", "--steps", "0"]
+    command = [sys.executable, "-m", "mmgrpo.cli.launch", "--processes", "2", "--steps", "0"]
     ended = subprocess.run(command, env=environment(), cwd=ROOT, text=True, capture_output=True, timeout=200)
     lines = ended.stderr.splitlines()
     assert (ended.returncode, len(lines)) == (2, 1) and "steps" in lines[0], ended.stderr
