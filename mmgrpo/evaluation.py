@@ -152,35 +152,12 @@ class Samples:
     shown: Shown
     """The first sample of each of this process's first prompts."""
 
-
-def evaluate(
-    policy: Policy,
-    scorers: Sequence[Scorer],
-    prompts: Sequence[Prompt],
-    *,
-    samples: int,
-    seed: int,
-    batch_size: int,
-    shown: int,
-    accelerator: Accelerator,
-    title: str,
-) -> tuple[Evaluation, Shown]:
-    """Draw ``samples`` outputs per prompt and score them; equal seeds have equal noise."""
-    scored = draw_samples(
-        policy,
-        scorers,
-        prompts,
-        samples=samples,
-        seed=seed,
-        batch_size=batch_size,
-        shown=shown,
-        accelerator=accelerator,
-        title=title,
-    )
-    columns = scored.values.nanmean(dim=1).T.tolist()
-    values = {scorer.name: column for scorer, column in zip(scorers, columns, strict=True)}
-    means = {name: [column.mean(dim=1).tolist() for column in pair] for name, pair in scored.counts.items()}
-    return Evaluation(values, {name: ErrorCounts(*pair) for name, pair in means.items()}), scored.shown
+    def means(self, rewards: Sequence[str]) -> Evaluation:
+        """The mean over the samples of each prompt of every reward, in the order of ``values``, and error rate."""
+        columns = self.values.nanmean(dim=1).T.tolist()
+        means = {name: [column.mean(dim=1).tolist() for column in pair] for name, pair in self.counts.items()}
+        counts = {name: ErrorCounts(*pair) for name, pair in means.items()}
+        return Evaluation(dict(zip(rewards, columns, strict=True)), counts)
 
 
 def draw_samples(
@@ -195,7 +172,8 @@ def draw_samples(
     accelerator: Accelerator,
     title: str,
 ) -> Samples:
-    """Draw ``samples`` outputs per prompt and score them, with the prompts divided among all processes."""
+    """Draw ``samples`` outputs per prompt and score them, with the prompts divided among all processes; equal seeds
+    have equal noise."""
     refuse_tensors(dict(policy.network.named_parameters()), "nothing is evaluated, since the network is damaged")
     rank = DataRank.of(accelerator)
     each = -(-len(prompts) // rank.count)

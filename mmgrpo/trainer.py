@@ -24,7 +24,7 @@ import torch
 from tqdm import tqdm
 
 from mmgrpo.config.settings import Optim
-from mmgrpo.evaluation import EvalSettings, Evaluation, evaluate, sections, title_of
+from mmgrpo.evaluation import EvalSettings, Evaluation, draw_samples, sections, title_of
 from mmgrpo.prompts.drawing import PromptOrder
 from mmgrpo.prompts.ledger import TrainingPrompts
 from mmgrpo.randomness import stream
@@ -300,7 +300,7 @@ class Trainer:
         """Evaluate the policy with the weights that are saved, and write values and samples."""
         settings = self.evaluation
         with self.callbacks.evaluated_weights(), self.interruption.at_once():
-            result, shown = evaluate(
+            samples = draw_samples(
                 self.policy,
                 self.scorers,
                 prompts,
@@ -311,8 +311,9 @@ class Trainer:
                 accelerator=self.accelerator,
                 title=f"evaluate {title}",
             )
+        result = samples.means([scorer.name for scorer in self.scorers])
         numbers = self.callbacks.call("on_evaluate", self, title, result)
-        self.record.evaluation(title, prompts, result, shown, numbers, prompts is settings.prompts)
+        self.record.evaluation(title, prompts, result, samples.shown, numbers, prompts is settings.prompts)
         return result
 
     def save(self) -> None:

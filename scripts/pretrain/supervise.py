@@ -106,15 +106,16 @@ def compare(run: Path, config: Config) -> dict[str, Any]:
     (``against``)."""
     from accelerate import Accelerator
 
-    from mmgrpo.evaluation import Evaluation, compare, evaluate
+    from mmgrpo.evaluation import Evaluation, compare, draw_samples
     from mmgrpo.rewards import scorers
 
     model_family = family(config.model.family)
     prompts = model_family.read(config, config.data.heldout)[0][: config.eval.prompts or None]
     config.model.path = str(run / "supervised")
-    supervised, _ = evaluate(
+    rewards = scorers(config.rewards)
+    samples = draw_samples(
         model_family.policy(config, "cpu", training=False),
-        scorers(config.rewards),
+        rewards,
         prompts,
         samples=config.eval.samples,
         seed=config.eval.seed,
@@ -123,6 +124,7 @@ def compare(run: Path, config: Config) -> dict[str, Any]:
         accelerator=Accelerator(cpu=True),
         title="evaluate supervised",
     )
+    supervised = samples.means([one.name for one in rewards])
     before, after = (
         Evaluation(json.loads((run / "evaluations" / f"{title}.json").read_text())["values"])
         for title in ("before", "after")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from mmgrpo.evaluation import evaluate
+from mmgrpo.evaluation import draw_samples
 from mmgrpo.runtime.finite import NotFinite, is_finite, refuse_nan, refuse_nonfinite, refuse_tensors
 from mmgrpo.scoring import Scorer
 from tests.building import average_of, first_number, recipe, trainer
@@ -130,7 +130,7 @@ def test_an_evaluation_of_broken_weights_is_an_error_and_never_a_score(value, tm
         made.measure("before", toy_prompts(2))
     scorers, accelerator = [Scorer("constant", lambda prompts, outputs: [1.0] * len(outputs))], Accelerator(cpu=True)
     with pytest.raises(NotFinite):
-        evaluate(
+        draw_samples(
             *(policy, scorers, toy_prompts(2)),
             **{"samples": 1, "seed": 0, "batch_size": 8, "shown": 0, "accelerator": accelerator, "title": "t"},
         )

@@ -11,7 +11,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from mmgrpo.evaluation import evaluate
+from mmgrpo.evaluation import draw_samples
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.scoring import Scorer
 from tests.building import trainer
@@ -88,10 +88,11 @@ def test_a_reward_with_weight_stops_the_run_and_is_named(reward, message, tmp_pa
 def test_an_evaluation_of_what_cannot_be_scored_is_nan_for_each_prompt(reward):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found, shown = evaluate(
+        samples = draw_samples(
             toy_policy(), [Scorer("first", first), Scorer("watched", reward, 0.0)], toy_prompts(3),
             samples=2, seed=0, batch_size=4, shown=1, accelerator=Accelerator(cpu=True), title="t",
         )  # fmt: skip
+    found = samples.means(["first", "watched"])
     assert [math.isnan(value) for value in found.values["watched"]] == [True] * 3
     assert all(math.isfinite(value) for value in found.values["first"])
-    assert math.isnan(shown.values[0]["watched"])
+    assert math.isnan(samples.shown.values[0]["watched"])

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from mmgrpo import evaluation
-from mmgrpo.evaluation import Evaluation, draw_samples, evaluate, members
+from mmgrpo.evaluation import Evaluation, draw_samples, members
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.scoring import ErrorRate, Scorer
 from mmgrpo.types import Image, Output, Prompt, Request, Rollout, Text
@@ -72,7 +72,8 @@ ALONE = Place()
 
 def evaluated(policy, **changes):
     settings = {"samples": 2, "seed": 5, "batch_size": 2, "shown": 2, "accelerator": ALONE, "title": "t", **changes}
-    return evaluate(policy, SCORERS, PROMPTS, **settings)
+    made = draw_samples(policy, SCORERS, PROMPTS, **settings)
+    return made.means([one.name for one in SCORERS]), made.shown
 
 
 def test_values_and_counts_are_means_over_the_samples_of_each_prompt():
@@ -144,9 +145,9 @@ def test_annotations_are_of_the_shown_and_the_first_reward_of_a_name_has_its_way
         Scorer("a", number, annotate=notes("first")),
         Scorer("b", number, annotate=notes("second", length=3)),
     ]
-    _, some = evaluate(
+    some = draw_samples(
         Answers(), scorers, PROMPTS, samples=1, seed=0, batch_size=9, shown=1, accelerator=ALONE, title="t"
-    )
+    ).shown
     assert some.annotations == [{"note": "first 0.0", "length": 3}]
     assert evaluation.annotate(scorers, [], []) == []
 
