@@ -6,16 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matplotlib.ticker import MaxNLocator
-
+from mmgrpo.report.chart import SIDE, Scale, flipped
 from mmgrpo.report.figures import number
 from mmgrpo.report.render import render
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7c7c84", "#9a8700")
 """Colours that also the colour-blind tell apart (Okabe and Ito), with a darker yellow, and grey for black."""
-SIDE = 1000.0
-"""Units of the chart on either side."""
-
 Points = Sequence[tuple[float, float]]
 
 
@@ -49,7 +45,7 @@ def chart_html(title: str, axis: str, curves: Sequence[Curve], notes: Sequence[s
     values: dict[str, Any] = {"title": title, "axis": axis, "lines": [], "wide": [], "high": [], "notes": notes}
     if points:
         wide, high = Scale([x for x, _ in points]), Scale([y for _, y in points])
-        values["wide"], values["high"] = wide.ticks(), [(SIDE - at, text) for at, text in high.ticks()]
+        values["wide"], values["high"] = wide.ticks(), flipped(high.ticks())
         values["lines"] = [
             {
                 "name": curve.name,
@@ -65,25 +61,6 @@ def chart_html(title: str, axis: str, curves: Sequence[Curve], notes: Sequence[s
     return render("demo_curves.html", values)
 
 
-class Scale:
-    """From values to positions on a side of the chart."""
-
-    def __init__(self, values: Sequence[float]) -> None:
-        self.low, self.high = min(values), max(values)
-        if not self.low < self.high:
-            margin = abs(self.low) * 0.1 or 1.0
-            self.low, self.high = self.low - margin, self.high + margin
-
-    def __call__(self, value: float) -> float:
-        # Halves, since the difference of two large numbers may not be one.
-        return round(SIDE * ((value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)), 1)
-
-    def ticks(self) -> list[tuple[float, str]]:
-        """Positions of at most six round values, and how they are written."""
-        inside = [float(v) for v in MaxNLocator(nbins=5).tick_values(self.low, self.high) if self.low <= v <= self.high]
-        return [(self(value), number(value, ".4g")) for value in inside]
-
-
 def path(points: Points, wide: Scale, high: Scale) -> str:
-    """The points of a line in units of the chart."""
+    """The points of a line in units of ``SIDE``."""
     return " ".join(f"{wide(x):g},{SIDE - high(y):g}" for x, y in points)
