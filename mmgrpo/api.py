@@ -209,16 +209,12 @@ def refuse_unlike(preset: str, settings: Mapping[str, Mapping[str, Any]], source
     sampling = settings.get("sampling", {})
     if "policy" in source.given and source.config.sampling.policy != sampling.get("policy", "transitions"):
         return  # decisions of another kind, for which the other settings are not meant
-    expected = {("sampling", key): value for key, value in sampling.items()}
-    expected |= {("data", key): value for key, value in settings.get("data", {}).items() if key != "group_size"}
-    unlike = {
-        key: (getattr(getattr(source.config, part), key), value)
-        for (part, key), value in expected.items()
-        if key not in source.given and getattr(getattr(source.config, part), key) != value
-    }
+    data = {key: value for key, value in settings.get("data", {}).items() if key != "group_size"}
+    stated = {key: getattr(source.config.sampling, key) for key in sampling}
+    stated |= {key: getattr(source.config.data, key) for key in data}
+    unlike = {k: v for k, v in {**sampling, **data}.items() if k not in source.given and stated[k] != v}
     if unlike:
-        asked = ", ".join(f"{key}={value!r}" for key, (_, value) in unlike.items())
-        made = ", ".join(f"{key}={value!r}" for key, (value, _) in unlike.items())
+        asked, made = (", ".join(f"{key}={of[key]!r}" for key in unlike) for of in (unlike, stated))
         raise ValueError(
             f"preset: '{preset}' samples with {asked}, and the policy was made with {made}; make it with "
             f"preset='{preset}', e.g. visual.policy(path, preset='{preset}'), or give it {', '.join(unlike)}"

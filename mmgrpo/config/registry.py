@@ -29,6 +29,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias, TypeVar, overload
 
 from mmgrpo.config.names import nearest
+from mmgrpo.config.needs import UNSET, Moot, Needs, refuse
 from mmgrpo.config.plugins import load_object
 from mmgrpo.config.ranges import ANY_TEXT, check_parameter, is_whole, metadata_of
 from mmgrpo.config.schedules import RULES, SCHEDULES, Now, Schedule, of_call
@@ -364,7 +365,18 @@ def bind(text: str, table: Mapping[str, Block], what: str, scheduled: bool = Fal
         parameters[parameter] = checked(row.fn, parameter, value, place)
     for parameter, inner in row.inner.items():
         bind(parameters.get(parameter, row.parameters[parameter].default), inner, f"{what}: {parameter} of {name}")
-    return Bound(text, row, parameters)
+    bound = Bound(text, row, parameters)
+    _refuse_moot(bound, what)
+    return bound
+
+
+def _refuse_moot(bound: Bound, what: str) -> None:
+    """ValueError for a parameter that needs another of its block (``needs`` in its annotation) which is not in use."""
+    values, fn = bound.settings, bound.block.fn
+    given = [name for name in bound.parameters if values[name] not in (*UNSET, bound.block.parameters[name].default)]
+    asked = [(name, need) for name in given for need in metadata_of(fn, name) if isinstance(need, Needs)]
+    unmet = [(name, need) for name, need in asked if need.is_met(values, ()) is False]
+    refuse([Moot(f"{what}: {name}", values[name], need, values) for name, need in unmet])
 
 
 def refuse_names(where: str, bound: Bound, rewards: Mapping[str, float], networks: Collection[str] = ()) -> None:

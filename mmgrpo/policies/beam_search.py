@@ -108,6 +108,7 @@ class BeamSearch(Completion):
     """The most likely completions that a beam search of the size of the group finds."""
 
     setting = "sampling.search"
+    certain = False
 
     @staticmethod
     def search(

@@ -278,10 +278,7 @@ class DenoisingPolicy:
         """
         planned, count = self.planned(request)
         for _, plan, _ in planned:
-            if plan.prune and self.completion_steps:
-                raise ValueError(
-                    "sampling.completion_steps: got a plan that prunes, of which no states are completed; set 0"
-                )
+            self._refuse_plan(plan)
             grid = plan.grid(self.grid)
             refuse_noise(self.kernel_text, noise_table(self.kernel, grid, self.outputs), plan.stochastic, grid)
         conditioning = self.model.encode(request.prompts)
@@ -318,6 +315,13 @@ class DenoisingPolicy:
             evaluations=evaluations,
             completions=self._completions([plan for _, plan, _ in planned], walks) if self.completion_steps else None,
         )
+
+    def _refuse_plan(self, plan: Plan) -> None:
+        """ValueError for a plan that prunes, or has previews, beside what reads whole groups only."""
+        beside = "rollout.engine" if self.engine else "sampling.completion_steps" if self.completion_steps else ""
+        if beside and (plan.prune or (self.engine and len(plan.intervals) > 1)):
+            does = "prunes" if plan.prune else "has previews"
+            raise ValueError(f"sampling.plan: got one that {does} with {beside}; leave out one of them")
 
     @torch.no_grad()
     def trajectories(self, request: Request, version: int) -> list[Trajectories]:
@@ -360,11 +364,6 @@ class DenoisingPolicy:
     ) -> tuple[Walk, Float[Tensor, "rows T"], Float[Tensor, "rows T"], Float[Tensor, "rows *latent"], Int[Tensor, "_"]]:
         """As ``_walked``, of what the engine drew."""
         assert self.engine is not None
-        if plan.prune or len(plan.intervals) > 1:
-            raise ValueError(
-                f"sampling.plan: got one that {'prunes' if plan.prune else 'has previews'} with a rollout.engine, "
-                "which draws whole groups and nothing else; leave out one of them"
-            )
         groups, grid = len(request.prompts), plan.grid(self.grid)
         self.engine.refuse(drawn, self.model.latent_shape(), groups * plan.rows, plan.steps)
         tensors = {name: value.to(self.device) for name, value in vars(drawn).items() if name != "version"}

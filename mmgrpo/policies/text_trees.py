@@ -157,6 +157,7 @@ class Tree(Completion):
     """The leaves of a tree of each prompt."""
 
     setting = "sampling.tree"
+    certain = False
     keys = frozenset({"tree"})
 
     def __init__(self, value: str) -> None:

@@ -132,6 +132,8 @@ class Completion(Part):
 
     search: Search | None = None
     """What searches in the place of sampling."""
+    certain: ClassVar[bool] = True
+    """Whether it measures the certainty of what it draws."""
 
     def __init__(self, value: Any = "", additions: Sequence[Addition] = ()) -> None:
         super().__init__(value)
@@ -139,8 +141,8 @@ class Completion(Part):
 
     @property
     def lacks(self) -> frozenset[str]:
-        """Records of turns."""
-        return frozenset(f"{name} of samples" for name in OF_TURNS)
+        """Records of turns, and what it does not measure."""
+        return frozenset(f"{name} of samples" for name in (*OF_TURNS, *(() if self.certain else ("certainty",))))
 
     @property
     def parts(self) -> list[Part]:
@@ -201,11 +203,7 @@ class Completion(Part):
         certain, engine = "certainty" in request.records, policy.engine
         anew = engine is not None or tempered
         if certain and not anew:
-            if drawn.certainty is None:
-                raise ValueError(
-                    f"{self.setting}: got '{self.value}' with a reward of the certainty of samples, which it does not "
-                    "measure; leave out one of them"
-                )
+            assert drawn.certainty is not None  # else it is among what the policy lacks
             numbers["certainty"] = drawn.certainty
         if policy.sampling_dtype or anew:
             names = ["entropy", *(["certainty"] if certain else [])] if anew else []

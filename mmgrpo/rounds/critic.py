@@ -122,11 +122,6 @@ class Critic(Callback):
                 f"algorithm.networks: {text}: got candidates of a policy whose evaluations draw one alone, expected a "
                 "language model with eval.temperature above 0"
             )
-        if not self.settings["greedy"]:
-            raise ValueError(
-                f"algorithm.networks: {text}: got candidates without greedy=True, whose Q ranks them; set greedy=True "
-                "and the credit conservative_td, or leave candidates out"
-            )
         credit = run.recipe.credit
         self.ranked = policy, partial(self._kept, run, policy, credit.settings["alpha"], credit.settings["gamma"])
 

@@ -71,13 +71,7 @@ class GlobalValue(Callback):
         """Those of the round, of all ranks."""
 
     def attach(self, run: Run) -> None:
-        text, reward = self.rule.text, self.settings["reward"]
-        refuse_unstoring(run.policy, "algorithm.networks", text)
-        if reward and self.settings["updates"]:
-            raise ValueError(
-                f"algorithm.networks: {text}: got the reward '{reward}', which it gives itself, and updates "
-                f"{self.settings['updates']}, which would learn from it; set updates=0, or leave reward out"
-            )
+        refuse_unstoring(run.policy, "algorithm.networks", self.rule.text)
         if self.settings["start"]:
             values = run.policy.networks.values[self.name]
             trunk, head = trained_before(self.rule, self.name, self.key, values)

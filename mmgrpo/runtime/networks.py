@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from mmgrpo.config.needs import needs
 from mmgrpo.config.ranges import (
     ANY_NUMBER,
     COUNT,
@@ -168,7 +169,7 @@ def critic(
     warmup: Annotated[int, COUNT_OR_ZERO] = 0,
     classes: Annotated[float, within("[0, inf)")] = 0.0,
     greedy: Annotated[bool, COMPARED] = False,
-    candidates: Annotated[int, COUNT] = 1,
+    candidates: Annotated[int, COUNT, needs("greedy")] = 1,
     beta1: Annotated[float, BELOW_ONE] = 0.9,
     beta2: Annotated[float, BELOW_ONE] = 0.999,
 ) -> Move:
@@ -301,7 +302,7 @@ def action_value(
     updates: Annotated[int, COUNT_OR_ZERO] = 1,
     warmup: Annotated[int, COUNT_OR_ZERO] = 0,
     start: str = "",
-    reward: Reward = "",
+    reward: Annotated[Reward, needs("updates", 0)] = "",
     name: str = "action_value",
     beta1: Annotated[float, BELOW_ONE] = 0.9,
     beta2: Annotated[float, BELOW_ONE] = 0.999,

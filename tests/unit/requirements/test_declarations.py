@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.config.registry import TABLES, Block, Bound, Naming, bind_several, refuse_names, registered
+from mmgrpo.config.needs import Needs
+from mmgrpo.config.ranges import metadata_of
+from mmgrpo.config.registry import TABLES, Block, Bound, Naming, bind, bind_several, refuse_names, registered
 from mmgrpo.requirements.blocks import (
     OF_INPUTS,
     REQUIREMENTS,
@@ -113,6 +115,31 @@ def written(name: str, block: Block) -> str:
         key: 0.5 if hints[key] is float else "'x'" for key, one in block.parameters.items() if one.default is one.empty
     }
     return f"{name}({', '.join(f'{key}={value}' for key, value in given.items())})"
+
+
+NEEDING = [
+    (at, block, name, need)
+    for at, block in BLOCKS.items()
+    for name in block.parameters
+    for need in metadata_of(block.fn, name)
+    if isinstance(need, Needs)
+]
+
+
+@pytest.mark.parametrize(
+    ("at", "block", "parameter", "need"), NEEDING, ids=[f"{at[0]}-{at[1]}-{name}" for at, _, name, _ in NEEDING]
+)
+def test_a_parameter_that_needs_another_is_refused_without_it_and_taken_with_it(
+    at: tuple[str, str], block: Block, parameter: str, need: Needs
+):
+    other, used = need.conditions[0].setting, {int: 7, float: 0.5, str: "x", bool: True}
+    kinds = {name: type(block.parameters[name].default) for name in (parameter, other)}
+    asked = written(at[1], block)[:-1] + f", {parameter}={used[kinds[parameter]]!r}"
+    value = (need.conditions[0].values or (used[kinds[other]],))[0]
+    table = {at[1]: block}
+    with refusing("here", parameter, other):
+        bind(f"{asked})", table, "here")
+    assert bind(f"{asked}, {other}={value!r})", table, "here").settings[other] == value
 
 
 SINGLE = [(at, block) for at, block in BLOCKS.items() if block.single]

@@ -178,7 +178,7 @@ def test_a_killed_run_goes_on_with_it(tmp_path):
     ("rule", "blocks", "named"),
     [
         ("action_value(lr=0.01, updates=0)", {}, "updates=0 without start"),
-        ("action_value(lr=0.01, reward='reward')", {}, "updates 1"),
+        ("action_value(lr=0.01, reward='reward')", {}, "updates=1"),
         ("action_value(lr=0.01, reward='no')", {}, "'no'"),
         ("critic(lr=0.01)", {}, "action_value of a network"),
         (TRAINED, {"credit": "broadcast"}, "action_value"),
