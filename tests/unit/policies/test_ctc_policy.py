@@ -206,9 +206,9 @@ REFUSED |= {"treerpo": r"algorithm\.credit.*tree", "t1": "entropy", "ospo": "ent
     ("gr_dpo", "gr_ipo", "sft"), r"data\.offline"
 )
 REFUSED |= dict.fromkeys(("vineppo", "clip_delta", "text2grad", "subpo"), r"sampling\.states")
-REFUSED |= dict.fromkeys(("gigpo", "igpo", "turn_ppo", "polychromic_ppo", "archer"), r"sampling\.tools")
+REFUSED |= dict.fromkeys(("gigpo", "igpo", "turn_ppo", "archer"), r"sampling\.tools")
 REFUSED |= dict.fromkeys(("module_grpo", "agent_flow", "magrpo"), r"sampling\.tools")
-REFUSED |= dict.fromkeys(("ppo", "ppo_max"), "critic") | {"b_coder": "top_log_prob"}
+REFUSED |= dict.fromkeys(("ppo", "ppo_max", "b_coder"), "critic") | {"polychromic_ppo": "answer_class"}
 REFUSED |= dict.fromkeys(("papo_g", "papo_d"), "changed") | {"tw_grpo": "divergence", "rapo": "entropy"}
 REFUSED |= {"rover": "certainty", "prorl": r"eval\.every", "tgdpo": "teacher.log_probs"}
 REFUSED |= {

@@ -128,6 +128,9 @@ def test_a_reward_declares_what_it_reads_and_a_policy_that_cannot_is_refused(tmp
     assert run.step == 1
     with pytest.raises(ValueError, match="certain.*certainty"):
         trainer(toy_policy(), tmp_path / "b", toy_prompts(2), scorers=scorers)
+    for number, walk in enumerate(({"search": "beam"}, {"tree": "text_tree(children=2, depth=2, tokens=2)"})):
+        with pytest.raises(ValueError, match="certain.*certainty"):
+            trainer(policy(**walk), tmp_path / f"c{number}", PROMPTS, scorers=scorers, group_size=4)
 
 
 def credited(text, dependency):
