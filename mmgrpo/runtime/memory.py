@@ -448,9 +448,9 @@ def places_of(folder: Folder, config: Any, given: bool = False) -> Places:
 
     size = getattr(model, "given_size", 0)
     output = frames * grid(sides) + given * grid([size, size] if size else sides)
-    if inside.get("_class_name") == "ZImageTransformer2DModel":
-        output, prompt = -(-output // 32) * 32, -(-prompt // 32) * 32  # both are filled up
-    single = inside.get("_class_name") == "QwenImage21Transformer2DModel"
+    filled, single = getattr(model, "tokens_filled", 1), getattr(model, "one_sequence", False)
+    if filled > 1:
+        output, prompt = -(-output // filled) * filled, -(-prompt // filled) * filled
     at_once = 0.5 if single and model.guidance != 1 else 1.0
     heard = "audio_in_channels" in inside
     sound = round((model.frames or 1) / (model.fps or 24) * SOUND_RATE) if heard else 0

@@ -30,6 +30,11 @@ TRUE_CFG = needs("model.true_cfg_scale", but=1) | GUIDED_ELSEWHERE
 class MemoryOptions(ModelOptions):
     """The model, which of its weights are trained, and what limits its memory."""
 
+    tokens_filled: ClassVar[int] = 1
+    """Words, and patches, are filled up to a multiple of so many."""
+    one_sequence: ClassVar[bool] = False
+    """Whether all blocks of the network read words and patches as one sequence."""
+
     negative_prompt: Annotated[str, LONG_TEXT, needs("model.guidance", but=1) | GUIDED_ELSEWHERE] = ""
     """Negative prompt of classifier-free guidance; a row's own negative_prompt replaces it. Empty: the default of the
     model's pipeline (for Qwen-Image a space)."""
@@ -199,6 +204,8 @@ class QwenImageOptions(FlowOptions):
 class QwenImage21Options(FlowOptions):
     """The model, and which of its weights are trained."""
 
+    one_sequence: ClassVar[bool] = True
+
     family: str = "qwen_image21"
     path: str = "Qwen/Qwen-Image-2.1"
     """Folder or hub id."""
@@ -241,6 +248,8 @@ class LongCatOptions(MemoryOptions):
 @dataclass
 class ZImageOptions(FlowOptions):
     """The model, and which of its weights are trained."""
+
+    tokens_filled: ClassVar[int] = 32
 
     family: str = "z_image"
     path: str = "Tongyi-MAI/Z-Image-Turbo"
