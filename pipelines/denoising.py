@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from mmgrpo.config.needs import needs_of
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.registry import bind, parse
 from mmgrpo.config.settings import Config
@@ -113,7 +114,8 @@ def check_sampling(name: str, process: Process, sampling: DenoisingSampling) -> 
                 "nothing would be moved"
             )
     levels = round(sampling.noisy_fraction * sampling.steps)
-    if sampling.policy in ("matching", "neighbors") and sampling.draws > levels:
+    [drawing] = needs_of(type(sampling))["draws"]
+    if sampling.draws > levels and drawing.is_met({"sampling.policy": sampling.policy}, ()):
         raise ValueError(
             f"sampling.draws: got {sampling.draws}, expected at most {levels}, the number of noise levels "
             f"(sampling.steps={sampling.steps} times sampling.noisy_fraction={sampling.noisy_fraction}); lower it or "
