@@ -23,7 +23,7 @@ from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.unit.policies.test_programs import programmed
 from tests.unit.policies.test_tools import policy_of as conversing
 
-NO_TREES = {"tree_grpo": "algorithm.keys: got tree, expected keys of this policy"}
+NO_TREES = {"tree_grpo": "algorithm.keys: got tree, which this policy"}
 """Presets that need samples in trees, which only denoising policies grow."""
 NO_SINGLES = {"sepo": "conditional_entropy"}
 """Presets that need tokens given all others, which only masked models score."""
