@@ -27,8 +27,8 @@ from torch import Tensor
 from mmgrpo.diffusion.kernels import like, noise_table, over_latent
 from mmgrpo.diffusion.ode import DenoisingModel
 from mmgrpo.diffusion.schedules import Sizes
-from mmgrpo.policies.flow_matching import Draws
-from mmgrpo.policies.reward_gradients import Adjoint, GradientPolicy, gradient_of, parts
+from mmgrpo.policies.flow_matching import Draws, draws_of
+from mmgrpo.policies.reward_gradients import Adjoint, GradientPolicy, gradient_of
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.finite import refuse_nonfinite
@@ -72,7 +72,7 @@ class Targets:
 
     def split(self, loss_mask: Bool[Tensor, "B T"], limit: int) -> Iterator[Draws]:
         """Parts of at most ``limit`` steps."""
-        return parts(loss_mask, limit, self.states.device)
+        return draws_of(loss_mask, limit, self.states.device)
 
 
 class AdjointMatchingPolicy(GradientPolicy):
