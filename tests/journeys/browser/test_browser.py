@@ -104,7 +104,7 @@ def test_texts_of_a_hostile_run_are_not_run(open_page, demo):
 
 def test_the_page_cannot_load_from_other_servers(demo, browser):
     page = browser.new_page()
-    page.goto(demo, timeout=1000 * ANSWER)
+    page.goto(demo, timeout=1000 * ANSWER, wait_until="commit")  # with the headers, which say it
     source = "https://example.com/a.png"
     refused = page.evaluate(
         """source => new Promise(done => {

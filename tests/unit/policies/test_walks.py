@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import sys
 from itertools import combinations
@@ -93,12 +94,20 @@ def imports_of(module: str) -> set[str]:
         if name in met or not file.is_file():
             continue
         met.add(name)
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            elif isinstance(node, ast.Import):
-                names += [alias.name for alias in node.names]
+        names += imports_in(file)
     return met
+
+
+@functools.cache
+def imports_in(file: Path) -> list[str]:
+    """What the statements of a file import, and what may be a module of what they import from."""
+    names: list[str] = []
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+    return names
 
 
 @pytest.mark.slow
