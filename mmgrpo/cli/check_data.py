@@ -118,8 +118,8 @@ def check(args: Args, write: Callable[[Mapping[str, Any]], None]) -> None:
     from mmgrpo.data.media import Skipped
     from mmgrpo.data.splits import repeated
     from mmgrpo.files import write_text
+    from pipelines.containers import READER
     from pipelines.hub import attempts
-    from pipelines.vlm.frames import READER
     from pipelines.vlm.media import measure_all
 
     READER.use(args.video_reader)

@@ -139,8 +139,8 @@ def read_output(file: str) -> Output:
         return read_audio(Media("audio", file))
     if kind == "video":
         from mmgrpo.types import Video
+        from pipelines.containers import decode
         from pipelines.speech.audio import sound_of_clip
-        from pipelines.vlm.frames import decode
 
         video = decode(file, lambda frames, fps: range(frames))
         return Video(video.frames.float() / 255, video.fps, sound_of_clip(file))

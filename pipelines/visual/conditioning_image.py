@@ -131,7 +131,7 @@ def nearest_frames(medium: Media, like: Video, whole: bool, times: Sequence[floa
 
 
 def _decoded(medium: Media, choose: Callable[[Sequence[float], float], Sequence[int]]) -> UInt8[Tensor, "frames 3 h w"]:
-    from pipelines.vlm.frames import decode_by_time
+    from pipelines.containers import decode_by_time
 
     if not isinstance(medium.source, str):
         raise Unreadable(f"{file_of(medium)}: got frames in separate files, expected one video file")

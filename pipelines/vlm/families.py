@@ -67,8 +67,8 @@ def check_media(config: Config, prompts: Sequence[Prompt], path: str) -> tuple[S
     if not any(prompt.media for prompt in prompts):
         return prompts, []
     from mmgrpo.data.images import IMAGE_CACHE
+    from pipelines.containers import use_video_reader
     from pipelines.readable import check_skip_limit, filter_readable
-    from pipelines.vlm.frames import use_video_reader
     from pipelines.vlm.media import measure
 
     use_video_reader(config)
@@ -84,7 +84,7 @@ def check(name: str, check_showing: CheckShowing | None, config: Config) -> None
     ModuleNotFoundError for a ``data.video_reader`` that is not installed."""
     model, sampling = config.model, config.sampling
     if config.data.video_reader != "av":
-        from pipelines.vlm.frames import use_video_reader
+        from pipelines.containers import use_video_reader
 
         use_video_reader(config)
     language.check(name, config)
@@ -153,7 +153,7 @@ def load(
 ) -> Policy:
     """Load the model as a policy over tokens, which may call tools."""
     from mmgrpo.policies.tool_table import load_tools
-    from pipelines.vlm.frames import use_video_reader
+    from pipelines.containers import use_video_reader
 
     use_video_reader(config)
     template, path = template_of(config.model), locate(config.model.path)

@@ -23,8 +23,8 @@ from mmgrpo.data.perturbations import masked
 from mmgrpo.report.audio_player import Sound
 from mmgrpo.report.media import FRAMES, strip, thumbnail, to_pil
 from mmgrpo.types import Audio, Image, Media, Prompt, Video
+from pipelines.containers import Choose, FrameSet, check_selection, decode, frame_indices, frame_range, shuffle
 from pipelines.readable import open_each, same_medium
-from pipelines.vlm.frames import Choose, FrameSet, check_selection, decode, frame_indices, frame_range, shuffle
 
 DEFAULT_FPS = 2.0
 """Default number of frames sampled per second of a clip."""
@@ -45,7 +45,7 @@ class Clip:
     """Time of each position of ``frames``, relative to the beginning of the clip; ascending even where the frames are
     shuffled."""
     reader: str
-    """What decoded it (``frames.READERS``), ``files`` (one image per frame) or ``memory``."""
+    """What decoded it (``containers.READERS``), ``files`` (one image per frame) or ``memory``."""
 
 
 @dataclass(frozen=True)

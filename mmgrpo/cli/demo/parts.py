@@ -261,7 +261,7 @@ def decoded(one: Media) -> Output:
 
 
 def _video(file: str) -> Video:
-    from pipelines.vlm.frames import decode
+    from pipelines.containers import decode
 
     height, width = decode(file, lambda frames, fps: [0]).frames.shape[2:]
     most = min(FRAMES, MAX_VIDEO_PIXELS // (height * width))

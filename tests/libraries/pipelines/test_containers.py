@@ -10,11 +10,9 @@ import torch
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.types import Media
 from pipelines import containers
-from pipelines.containers import container_format, open_container
+from pipelines.containers import check_selection, container_format, decode, frame_indices, open_container
 from pipelines.speech import audio
 from pipelines.speech.audio import read_audio
-from pipelines.vlm import frames
-from pipelines.vlm.frames import check_selection, decode, frame_indices
 from pipelines.vlm.media import read_video
 from tests.faults import bad_media
 
@@ -80,20 +78,20 @@ def test_larger_frames_are_not_decoded_to_learn_what_a_container_holds(tmp_path,
 
 
 def test_larger_frames_are_refused_by_their_header(mp4, monkeypatch):
-    monkeypatch.setattr(frames, "MAX_FRAME_PIXELS", 64 * 48 - 1)
+    monkeypatch.setattr(containers, "MAX_FRAME_PIXELS", 64 * 48 - 1)
     with pytest.raises(Unreadable, match=r"a\.mp4.*frames"):
         decode(mp4, lambda total, fps: [0])
 
 
 def test_work_on_one_clip_is_bounded(mp4, monkeypatch):
-    monkeypatch.setattr(frames, "MAX_DECODED_PIXELS", 8 * 64 * 48)
+    monkeypatch.setattr(containers, "MAX_DECODED_PIXELS", 8 * 64 * 48)
     assert len(decode(mp4, lambda total, fps: [7]).frames) == 1
     with pytest.raises(Unreadable, match="24,576"):
         decode(mp4, lambda total, fps: [8])
 
 
 def test_the_selected_frames_of_a_clip_are_bounded(mp4, monkeypatch):
-    monkeypatch.setattr(frames, "MAX_CLIP_PIXELS", 4 * 64 * 48)
+    monkeypatch.setattr(containers, "MAX_CLIP_PIXELS", 4 * 64 * 48)
     assert len(decode(mp4, lambda total, fps: [0, 1, 1, 2]).frames) == 4
     with pytest.raises(Unreadable, match="5.*48"):
         decode(mp4, lambda total, fps: [0, 1, 1, 2, 3])
@@ -146,9 +144,9 @@ def test_the_selected_frames_in_files_are_bounded_too(tmp_path, monkeypatch):
     (tmp_path / "a.png").write_bytes(bad_media.picture("png"))
     clip = Media("video", (str(tmp_path / "a.png"),) * 4)
     height, width = read_video(clip).frames.shape[2:]
-    monkeypatch.setattr(frames, "MAX_CLIP_PIXELS", 4 * height * width)
+    monkeypatch.setattr(containers, "MAX_CLIP_PIXELS", 4 * height * width)
     assert len(read_video(clip).frames) == 4
-    monkeypatch.setattr(frames, "MAX_CLIP_PIXELS", 4 * height * width - 1)
+    monkeypatch.setattr(containers, "MAX_CLIP_PIXELS", 4 * height * width - 1)
     with pytest.raises(Unreadable, match="4.*selected"):
         read_video(clip)
 

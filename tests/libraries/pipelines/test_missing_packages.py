@@ -11,11 +11,11 @@ import torch
 from mmgrpo.evaluation import Shown
 from mmgrpo.family import families
 from mmgrpo.types import Audio, Prompt, Video
-from pipelines import hub, lora, require, samples
+from pipelines import containers, hub, lora, require, samples
 from pipelines.speech import audio, processors, renderers, vocoders, whisper_weights
 from pipelines.text import smollm2_weights
 from pipelines.visual import clips
-from pipelines.vlm import estimate, frames, smolvlm
+from pipelines.vlm import estimate, smolvlm
 from tests.building import load, module
 
 LOADS = {
@@ -35,7 +35,7 @@ CALLS = [
     ("soundfile", "speech", lambda path: samples.write_waves(path, SHOWN)),
     ("soundfile", "speech", lambda path: processors.with_sounds([], [], 8_000)),
     ("av", "voice", lambda path: renderers.stretch(np.ones(80, np.float32), 8_000, 1.5)),
-    ("av", "vlm", lambda path: frames.decode(str(path / "file.parquet"), lambda total, fps: [0])),
+    ("av", "vlm", lambda path: containers.decode(str(path / "file.parquet"), lambda total, fps: [0])),
     ("av", "visual", lambda path: clips.mp4(Video(torch.zeros(1, 3, 2, 2), 1.0))),
     ("hibari", "voice", lambda path: renderers.hibari()),
     ("peft", "visual", lambda path: lora.add_lora(torch.nn.Linear(1, 1), 1, 1.0, ["x"], 0)),

@@ -14,7 +14,7 @@ from mmgrpo.data.perturbations import Mask
 from mmgrpo.runtime import progress
 from mmgrpo.types import Image, Media, Prompt, Turn, Video
 from pipelines import containers
-from pipelines.vlm import frames
+from pipelines.containers import within_limit
 from pipelines.vlm.families import FAMILIES, check_media
 from pipelines.vlm.image_text import ImageText, Limits, _within
 from pipelines.vlm.media import read_image, read_video
@@ -39,7 +39,7 @@ def test_a_frame_at_an_unknown_time_is_none_of_the_clip(mp4):
         ]
     stamps = [stamp for stamp, _ in decoded[1:]]  # as if the first were not there
     places = {stamp: place for place, stamp in enumerate(stamps)}
-    found = frames._frames(mp4, stamps, places, [], [1, 0])
+    found = containers._frames(mp4, stamps, places, [], [1, 0])
     for row, number in ((0, 2), (1, 1)):
         assert torch.equal(found[row].permute(1, 2, 0), decoded[number][1])
 
@@ -47,30 +47,30 @@ def test_a_frame_at_an_unknown_time_is_none_of_the_clip(mp4):
 @pytest.mark.parametrize(("stated", "guessed"), [(None, None), (0, 0), (-1, None)])
 def test_a_clip_of_no_stated_rate_is_refused(stated, guessed, mp4, monkeypatch):
     stream = SimpleNamespace(average_rate=stated, guessed_rate=guessed)
-    monkeypatch.setattr(frames, "_video_of", lambda container: stream)
-    with pytest.raises(frames.Unreadable, match=r"a\.mp4"):
-        frames.decode(mp4, lambda count, fps: [0])
+    monkeypatch.setattr(containers, "_video_of", lambda container: stream)
+    with pytest.raises(containers.Unreadable, match=r"a\.mp4"):
+        containers.decode(mp4, lambda count, fps: [0])
 
 
 @pytest.mark.parametrize("indexed", [True, False])
 def test_a_wrong_index_is_done_without(indexed, mp4, monkeypatch):
     asked: list[bool] = []
-    original = frames._frames
+    original = containers._frames
 
     def fails_once(path, stamps, places, seeks, indices):
         asked.append(bool(seeks))
         if len(asked) == 1:
-            raise frames.NotDecoded("frame 3 of 16 cannot be decoded")
+            raise containers.NotDecoded("frame 3 of 16 cannot be decoded")
         return original(path, stamps, places, seeks, indices)
 
-    monkeypatch.setattr(frames, "_frames", fails_once)
+    monkeypatch.setattr(containers, "_frames", fails_once)
     if not indexed:
-        monkeypatch.setattr(frames, "INDEXED", ())
-        with pytest.raises(frames.NotDecoded, match="frame 3.*16"):
-            frames._decode(mp4, lambda total, fps: [3])
+        monkeypatch.setattr(containers, "INDEXED", ())
+        with pytest.raises(containers.NotDecoded, match="frame 3.*16"):
+            containers._decode(mp4, lambda total, fps: [3])
         assert asked == [False]
     else:
-        assert len(frames.decode(mp4, lambda total, fps: [3]).frames) == 1 and asked == [True, False]
+        assert len(containers.decode(mp4, lambda total, fps: [3]).frames) == 1 and asked == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -100,12 +100,12 @@ def test_frames_behind_one_key_frame_are_decoded_once(tmp_path, monkeypatch):
     path, decoded = write_video(tmp_path / "a.mp4", "libx264", options={"g": "4"}), []
 
     def counted(packets):
-        for packet in containers.within_limit(packets):
+        for packet in within_limit(packets):
             decoded.append(packet)
             yield packet
 
-    monkeypatch.setattr(frames, "within_limit", counted)
-    frames.decode(path, lambda *_: [1, 3])
+    monkeypatch.setattr(containers, "within_limit", counted)
+    containers.decode(path, lambda *_: [1, 3])
     assert sum(isinstance(one, av.VideoFrame) for one in decoded) == 4
 
 

@@ -15,11 +15,10 @@ from mmgrpo.data.images import smart_resize
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import options_of
 from mmgrpo.types import Audio, Image, Media, Video
-from pipelines.containers import within_limit
-from pipelines.vlm import frames as frames_module
+from pipelines import containers
+from pipelines.containers import decode, frame_indices, frame_range, shuffle, within_limit
 from pipelines.vlm.blank import blank
 from pipelines.vlm.estimate import Sizes, tokens_of
-from pipelines.vlm.frames import decode, frame_indices, frame_range, shuffle
 from pipelines.vlm.media import (
     Measure,
     measure,
@@ -231,7 +230,7 @@ def test_a_clip_is_entered_at_its_key_frames_and_read_as_from_its_beginning(tmp_
             yield packet
 
     whole = decode(path, lambda total, fps: list(range(total)))
-    monkeypatch.setattr(frames_module, "within_limit", counted)
+    monkeypatch.setattr(containers, "within_limit", counted)
     few = decode(path, lambda *_: [3, 13, 22])
     frames = sum(isinstance(one, av.VideoFrame) for one in decoded)
     # Frames 0 to 3, 12 and 13, 20 to 22, and one that the decoder returns before a key frame; of an avi all.

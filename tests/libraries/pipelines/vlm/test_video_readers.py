@@ -14,9 +14,9 @@ import torch
 from mmgrpo.config.settings import config_class
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.types import Media, Prompt, Turn
-from pipelines.vlm import frames
+from pipelines import containers
+from pipelines.containers import READER, READERS, decode
 from pipelines.vlm.families import FAMILIES
-from pipelines.vlm.frames import READER, READERS, decode
 from tests.libraries.pipelines.vlm.test_media import FPS, FRAMES, HEIGHT, WIDTH, moving, write_video
 
 av = pytest.importorskip("av")
@@ -113,7 +113,7 @@ def test_a_clip_in_memory_is_read_too(name, tmp_path):
     path = write_video(tmp_path / "a.mp4", "libx264")
     expected = decode(path, lambda total, fps: [5])
     use(name)
-    found = frames._decode(BytesIO(Path(path).read_bytes()), lambda total, fps: [5])
+    found = containers._decode(BytesIO(Path(path).read_bytes()), lambda total, fps: [5])
     assert (found.frames.int() - expected.frames.int()).abs().max() <= 2
 
 
@@ -132,11 +132,11 @@ def test_limits_are_checked_before_anything_is_decoded(name, limit, most, tmp_pa
     decoded = []
     monkeypatch.setattr(READER, "name", name)
     monkeypatch.setattr(
-        frames, "_by_package", lambda *given: decoded.append(given) or torch.zeros(2, 3, HEIGHT, WIDTH).byte()
+        containers, "_by_package", lambda *given: decoded.append(given) or torch.zeros(2, 3, HEIGHT, WIDTH).byte()
     )
     decode(path, lambda total, fps: [0, 8])
     assert len(decoded) == 1
-    monkeypatch.setattr(frames, limit, most)
+    monkeypatch.setattr(containers, limit, most)
     with pytest.raises(Unreadable, match=f"{most:,}"):
         decode(path, lambda total, fps: [0, 8])
     assert len(decoded) == 1
@@ -144,8 +144,8 @@ def test_limits_are_checked_before_anything_is_decoded(name, limit, most, tmp_pa
 
 def test_frames_are_decoded_from_the_last_key_frame_or_the_last_target():
     # key frames 0, 4, 8: 0; 1..3; 4, 5; 8 is one itself
-    assert frames.run_length([0, 4, 8], [0, 3, 5, 8]) == [1, 3, 2, 1]
-    assert frames.run_length([], [2, 5]) == [3, 3] and frames.run_length([0, 4], [7]) == [4]
+    assert containers.run_length([0, 4, 8], [0, 3, 5, 8]) == [1, 3, 2, 1]
+    assert containers.run_length([], [2, 5]) == [3, 3] and containers.run_length([0, 4], [7]) == [4]
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -163,7 +163,7 @@ def test_a_reader_that_is_missing_or_cannot_be_loaded_is_named_before_a_model_is
             raise RuntimeError("libavutil.so.60")
         return real(module)
 
-    monkeypatch.setattr(frames.importlib, "import_module", fails)
+    monkeypatch.setattr(containers.importlib, "import_module", fails)
     with pytest.raises(ValueError, match=f"data.video_reader.*{name}.*libavutil"):
         FAMILIES["qwen_vl"].check(config)
     assert READER.name == "av"
