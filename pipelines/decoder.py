@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,24 @@ from torch import Tensor, nn
 
 from mmgrpo.data.chat import ChatTemplate, chat_of, end_tokens, turn_end
 from mmgrpo.policies.token_model import Features
+from mmgrpo.runtime.devices import autocast
 from pipelines.conversation import completion_ids, suppressed_tokens
 from pipelines.kv import Room, attention_mask, maskable, reading, shareable, spread_cache
 from pipelines.pretrained import save_network
 from pipelines.sequences import LINES, DividedCache, call_divided, line_of, shared_head
-from pipelines.training import WAITING, autocast, checkpoint_layers, head_logits
+from pipelines.training import WAITING, checkpoint_layers
+
+
+def head_logits(
+    head: Callable[[Tensor], Tensor], hidden: Float[Tensor, "N width"], dtype: torch.dtype, exact: bool
+) -> Float[Tensor, "N vocabulary"]:
+    """The output layer of a language model in ``dtype``; ``exact``: in fp32 whatever surrounds it, with the weights of
+    ``exact_head``, of the states as they are (ScaleRL, arXiv:2510.13786)."""
+    if not exact:
+        with autocast(dtype, hidden.device):
+            return head(hidden)
+    with torch.autocast(hidden.device.type, enabled=False):
+        return head(hidden.float())
 
 
 class Decoder(ABC):
@@ -52,7 +65,7 @@ class Decoder(ABC):
     def set_up(self, template: Mapping[str, Any], marks: Sequence[str] = ()) -> None:
         """Attributes that follow from network, tokenizer and chat template; ``template`` are arguments of the template,
         and ``marks`` those of media."""
-        network: Any = self.network
+        network: Any = self.network.eval()  # with dropout the ratio of the first update would not be one
         tokenizer = self.tokenizer
         self.chat = chat_of(tokenizer, template)
         end_of_turn, self.prefilled = (self.chat.end_of_turn, self.chat.prefilled) if self.chat else ("", "")
@@ -87,7 +100,7 @@ class Decoder(ABC):
     ) -> tuple[Float[Tensor, "rows length width"], Any]:
         """Last hidden states; features of media replace the embeddings of their placeholders."""
         body = self.body(network)
-        checkpointed = checkpoint_layers(body, self.checkpointing and torch.is_grad_enabled())
+        checkpointed = self.checkpointing and checkpoint_layers(body, torch.is_grad_enabled())
         embeddings, line = network.get_input_embeddings()(ids), line_of(network) if LINES else None
         with autocast(self.dtype, ids.device):
             if len(features):

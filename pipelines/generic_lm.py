@@ -32,12 +32,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from mmgrpo.data.chat import ChatTemplate, end_tokens, turn_end
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.policies.token_scores import Packed
-from mmgrpo.runtime.devices import put
+from mmgrpo.runtime.devices import autocast, put
 from mmgrpo.types import Prompt, Reference
 from pipelines.conversation import completion_ids, pad_left, suppressed_tokens
+from pipelines.decoder import head_logits
 from pipelines.kv import Room, attention_mask, maskable, reading, shareable, spread_cache
 from pipelines.pretrained import save_network
-from pipelines.training import Training, autocast, checkpoint_layers, head_logits, make_trainable
+from pipelines.training import Training, checkpoint_layers, make_trainable
 
 LORA_TARGETS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 """Attention of the language model; all its linear layers where it has none of these names."""

@@ -13,7 +13,6 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from jaxtyping import Float
 from safetensors import safe_open
 from torch import Tensor, nn
 
@@ -35,24 +34,6 @@ def torch_dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise ValueError(f"dtype: unknown dtype '{name}'.{nearest(name, DTYPES)}")
     return DTYPES[name]
-
-
-def autocast(dtype: torch.dtype, device: torch.device) -> AbstractContextManager:
-    """Autocast to ``dtype``; no context for float32, since a disabled autocast would also disable an enclosing one,
-    such as that of a sampler in lower precision."""
-    return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
-
-
-def head_logits(
-    head: Callable[[Tensor], Tensor], hidden: Float[Tensor, "N width"], dtype: torch.dtype, exact: bool
-) -> Float[Tensor, "N vocabulary"]:
-    """The output layer of a language model in ``dtype``; ``exact``: in fp32 whatever surrounds it, with the weights of
-    ``exact_head``, of the states as they are (ScaleRL, arXiv:2510.13786)."""
-    if not exact:
-        with autocast(dtype, hidden.device):
-            return head(hidden)
-    with torch.autocast(hidden.device.type, enabled=False):
-        return head(hidden.float())
 
 
 def exact_head(network: Any) -> None:

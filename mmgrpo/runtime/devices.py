@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,6 +33,14 @@ def put(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     pinned = device.type == "cuda" and tensor.device.type == "cpu"
     at_once = device.type in ("cpu", "mps")  # on MPS the memory of the host may be gone before it is copied
     return (tensor.pin_memory() if pinned else tensor).to(device, non_blocking=not at_once)
+
+
+def autocast(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[object]:
+    """Autocast to ``dtype``; no context for float32, since a disabled autocast would also disable an enclosing one,
+    such as that of a sampler in lower precision."""
+    import torch
+
+    return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
 def fetched(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -18,13 +18,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmgrpo.runtime.devices import put
+from mmgrpo.runtime.devices import autocast, put
 from mmgrpo.types import Prompt, Reference
 from pipelines import require
 from pipelines.pretrained import locate, read_network, read_part, save_network
 from pipelines.speech.audio import clip_samples, setting_to_raise
 from pipelines.speech.options import CtcOptions
-from pipelines.training import PLAIN, Training, autocast, checkpoint_layers, make_trainable
+from pipelines.training import PLAIN, Training, checkpoint_layers, make_trainable
 
 if TYPE_CHECKING:
     from mmgrpo.config.settings import Config

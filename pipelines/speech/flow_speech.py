@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from mmgrpo.config.registry import bind
 from mmgrpo.diffusion.schedules import GRIDS, Grid, pruned_sway_grid
-from mmgrpo.runtime.devices import put
+from mmgrpo.runtime.devices import autocast, put
 from mmgrpo.types import Audio, Prompt, Reference
 from pipelines.conditions import taken
 from pipelines.denoising import CHECKPOINT
@@ -45,7 +45,7 @@ from pipelines.speech.f5_checkpoint import (
 from pipelines.speech.f5_network import F5Network, F5Shape
 from pipelines.speech.mel import MelFormat, Vocoder, vocoder
 from pipelines.speech.options import FlowSpeechOptions
-from pipelines.training import PLAIN, Training, autocast, make_trainable
+from pipelines.training import PLAIN, Training, make_trainable
 
 __all__ = ["FlowSpeech", "Utterances", "load"]
 

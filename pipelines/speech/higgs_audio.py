@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from mmgrpo.data.chat import token_ids
 from mmgrpo.policies.parallel_tokens import Conditions
-from mmgrpo.runtime.devices import put
+from mmgrpo.runtime.devices import autocast, put
 from mmgrpo.types import Audio, Output, Prompt, Reference
 from pipelines import require
 from pipelines.conditions import refuse_media
@@ -37,7 +37,7 @@ from pipelines.conversation import load_tokenizer, pad_left, positions_of
 from pipelines.pretrained import locate, read_network, save_network
 from pipelines.speech import vocoders
 from pipelines.speech.options import HiggsAudioOptions
-from pipelines.training import PLAIN, Training, autocast, checkpoint_layers, make_trainable
+from pipelines.training import PLAIN, Training, checkpoint_layers, make_trainable
 
 EXAMPLE = HiggsAudioOptions.path
 """A hub id, for errors."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mmgrpo.data.chat import NO_ARGUMENTS
 from mmgrpo.policies.token_model import Context, Features
+from mmgrpo.runtime.devices import autocast
 from mmgrpo.types import Media, Prompt, Reference
 from pipelines import require
 from pipelines.conversation import (
@@ -32,7 +33,7 @@ from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network, read_part
 from pipelines.speech.audio import clip_samples, duration_of, in_windows, setting_to_raise
 from pipelines.speech.options import WindowedOptions
-from pipelines.training import PLAIN, Training, autocast, make_trainable
+from pipelines.training import PLAIN, Training, make_trainable
 
 EXAMPLE = "Qwen/Qwen2-Audio-7B-Instruct"
 """A hub id, for errors."""

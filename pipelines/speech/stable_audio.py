@@ -31,12 +31,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmgrpo.diffusion.schedules import Grid, exponential_sigmas, variance_exploding_grid
+from mmgrpo.runtime.devices import autocast
 from mmgrpo.types import Audio, Prompt, Reference
 from pipelines import require
 from pipelines.conditions import Conditioning, Encoding, Encodings, refuse_cut, refuse_media, stacked
 from pipelines.pretrained import locate, read_json, read_network, read_pipeline
 from pipelines.speech.options import StableAudioOptions
-from pipelines.training import PLAIN, Training, autocast, freeze, make_trainable
+from pipelines.training import PLAIN, Training, freeze, make_trainable
 
 __all__ = ["StableAudio", "load"]
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from mmgrpo.config.registry import bind
 from mmgrpo.diffusion.schedules import GRIDS, Grid, flow
-from mmgrpo.runtime.devices import put
+from mmgrpo.runtime.devices import autocast, put
 from mmgrpo.types import Audio, Prompt, Reference
 from pipelines import require
 from pipelines.conditions import Conditioning, Encoding, Encodings, refuse_cut, refuse_media, stacked
@@ -46,7 +46,7 @@ from pipelines.speech.stable_audio import (
     recordings,
     save_trained,
 )
-from pipelines.training import PLAIN, Training, autocast, freeze, make_trainable
+from pipelines.training import PLAIN, Training, freeze, make_trainable
 
 __all__ = ["StableAudio3", "load"]
 

@@ -25,17 +25,18 @@ from mmgrpo.config.names import nearest
 from mmgrpo.data.chat import end_tokens
 from mmgrpo.data.values import quoted, shown
 from mmgrpo.policies.token_model import Context, Features
-from mmgrpo.runtime.devices import put
+from mmgrpo.runtime.devices import autocast, put
 from mmgrpo.types import Prompt, Reference
 from pipelines import require
 from pipelines.conversation import completion_ids
+from pipelines.decoder import head_logits
 from pipelines.kv import attention_mask, maskable
 from pipelines.pretrained import locate, read_network, read_part, save_network
 from pipelines.speech.audio import MAX_SECONDS, clip_samples, duration_of, in_windows, setting_to_raise
 from pipelines.speech.by_clip import ClipCache, Clips, attend_by_clip
 from pipelines.speech.options import WhisperOptions
 from pipelines.speech.whisper_tiny import tiny
-from pipelines.training import PLAIN, Training, autocast, head_logits, make_trainable
+from pipelines.training import PLAIN, Training, make_trainable
 
 __all__ = ["LORA_TARGETS", "Whisper", "load", "tiny"]
 

@@ -26,12 +26,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mmgrpo.policies.parallel_tokens import Conditions
+from mmgrpo.runtime.devices import autocast
 from mmgrpo.types import Image, Output, Prompt, Reference
 from pipelines import require
 from pipelines.conditions import Encoding, Encodings, negative_of, refuse_cut, refuse_media, stacked
 from pipelines.lora import lora_weights
 from pipelines.pretrained import check_pipeline, locate, read_encoders, read_json, read_network, read_part, reading
-from pipelines.training import PLAIN, Training, autocast, freeze, make_trainable
+from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER
 from pipelines.visual.options import AmusedOptions
 from pipelines.visual.patches import PATCHES, PatchTokenizer

@@ -33,6 +33,7 @@ from mmgrpo.config.names import nearest
 from mmgrpo.data.chat import ChatTemplate, chat_of, special_ids, token_ids
 from mmgrpo.policies.image_tokens import guided
 from mmgrpo.policies.token_model import Context, Features
+from mmgrpo.runtime.devices import autocast
 from mmgrpo.types import Prompt, Reference
 from pipelines import require
 from pipelines.conditions import refuse_media
@@ -41,7 +42,7 @@ from pipelines.kv import Room, attention_mask, spread_cache
 from pipelines.lora import has_adapters
 from pipelines.pretrained import locate, read_json, read_network, reading, save_network
 from pipelines.text.causal_lm import CausalLm
-from pipelines.training import PLAIN, Training, autocast, checkpoint_layers, freeze, make_trainable
+from pipelines.training import PLAIN, Training, checkpoint_layers, freeze, make_trainable
 from pipelines.visual.options import JanusOptions
 from pipelines.visual.patches import PATCHES, PatchTokenizer
 

@@ -30,13 +30,13 @@ from torch import Tensor, nn
 
 from mmgrpo.config.names import nearest
 from mmgrpo.policies.parallel_tokens import Conditions
-from mmgrpo.runtime.devices import put
+from mmgrpo.runtime.devices import autocast, put
 from mmgrpo.types import Image, Output, Prompt, Reference
 from pipelines import require
 from pipelines.conditions import refuse_media
 from pipelines.lora import lora_weights
 from pipelines.pretrained import locate, read_json, read_network
-from pipelines.training import PLAIN, Training, autocast, freeze, make_trainable
+from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.flow import TRANSFORMER
 from pipelines.visual.options import VarOptions
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from mmgrpo.data.images import patchify, smart_resize
 from mmgrpo.policies.token_model import Context, Features
-from mmgrpo.runtime.devices import put
+from mmgrpo.runtime.devices import autocast, put
 from mmgrpo.types import Media, Prompt, Reference
 from pipelines import require
 from pipelines.conversation import (
@@ -34,7 +34,7 @@ from pipelines.conversation import (
 )
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network, read_part
-from pipelines.training import PLAIN, Training, autocast, checkpoint_layers, make_trainable
+from pipelines.training import PLAIN, Training, checkpoint_layers, make_trainable
 from pipelines.vlm.media import frame_pixel_limit, read_image, read_video, resize
 from pipelines.vlm.options import QwenVlOptions
 from pipelines.vlm.qwen_vl_tiny import tiny
@@ -141,7 +141,8 @@ class QwenVl(Decoder):
         inputs = [one for media in context.media for one in media]
         if not inputs:
             return ()
-        checkpoint_layers(network, self.checkpointing and torch.is_grad_enabled())
+        if self.checkpointing:
+            checkpoint_layers(network, torch.is_grad_enabled())
         pixels = put(torch.cat([one.patches for one in inputs]), self.device)
         grids = put(torch.tensor([one.grid for one in inputs]), self.device)
         with autocast(self.dtype, self.device):

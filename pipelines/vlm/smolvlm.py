@@ -25,6 +25,7 @@ from PIL import Image as Pil
 from torch import Tensor, nn
 
 from mmgrpo.policies.token_model import Context, Features
+from mmgrpo.runtime.devices import autocast
 from mmgrpo.types import Media, Prompt, Reference
 from pipelines import require
 from pipelines.conversation import (
@@ -36,7 +37,7 @@ from pipelines.conversation import (
 )
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network, read_part
-from pipelines.training import PLAIN, Training, autocast, checkpoint_layers, make_trainable
+from pipelines.training import PLAIN, Training, checkpoint_layers, make_trainable
 from pipelines.vlm.media import eight_bits, read_image, read_video
 from pipelines.vlm.options import SmolVlmOptions
 
@@ -148,7 +149,8 @@ class SmolVlm(Decoder):
         inputs = [one.tiles for media in context.media for one in media]
         if not inputs:
             return ()
-        checkpoint_layers(network, self.checkpointing and torch.is_grad_enabled())
+        if self.checkpointing:
+            checkpoint_layers(network, torch.is_grad_enabled())
         tiles = torch.cat(inputs).to(self.device, network.model.vision_model.dtype)
         with autocast(self.dtype, self.device):
             features = network.model.connector(network.model.vision_model(pixel_values=tiles).last_hidden_state)
