@@ -1307,10 +1307,11 @@ def hidden(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     ],
 )
 def test_calls_that_depend_on_each_other_are_learned(turns, credit, low, high, tmp_path):
-    """At first one completion in ten is right; where calls are not answered, none ever is."""
+    """At first one completion in ten is right, from the eighth step on at least 0.95; where calls are not answered,
+    none ever is."""
     policy = policy_of(likely=(PEEK, HIDE, END, "b"), tools=(Box,), turns=turns, max_tokens=40)
     blocks = algorithm_blocks("dr_grpo", **credit)
-    sizes = {"prompts_per_step": 3, "group_size": 32, "steps": 20, "lr": 4e-3, "max_grad_norm": 1.0}
+    sizes = {"prompts_per_step": 3, "group_size": 32, "steps": 12, "lr": 4e-3, "max_grad_norm": 1.0}
     trainer(policy, tmp_path, PROMPTS, reward=hidden, **sizes, **blocks).fit()
     assert low <= read_metrics(tmp_path / "metrics.jsonl")[-1]["reward/reward/mean"] <= high
 
