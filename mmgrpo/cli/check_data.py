@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import json_output, options
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT_OR_ZERO, FRACTION, one_of, within
@@ -720,3 +721,7 @@ def print_problems(problems: dict[str, Skipped]) -> None:
         print(f"  {places[0]}: {reason}{others}")
     if len(alike) > SHOWN:
         print(f"  ... and {len(alike) - SHOWN} more; --skipped FILE lists all")
+
+
+if __name__ == "__main__":
+    enter(main)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import options, words
 from mmgrpo.config.names import nearest
 from mmgrpo.config.ranges import ANY_TEXT
@@ -112,3 +113,7 @@ def show(runs: Sequence[Run], args: Compare) -> None:
         shown = [*dict.fromkeys(row.reward for row in rows)]
         write_bytes(Path(args.plot), figure_file(heldout_figure({n: curves(runs, n) for n in shown}), suffix))
         print(f"written: {args.plot}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    enter(main)

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mmgrpo.cli import corpus
+from mmgrpo.cli.errors import enter
 from mmgrpo.cli.measures import Table, describe, difference, json_value, report
 from mmgrpo.cli.options import json_output, words
 from mmgrpo.cli.prompt_arguments import is_given
@@ -285,3 +286,7 @@ def measure(
                 f"reward '{scorer.name}' returned NaN for all {total} samples; choose one that suits the prompts"
             )
     return table, samples.texts
+
+
+if __name__ == "__main__":
+    enter(main)

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import words
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, SEED
 from mmgrpo.runtime.folder import refuse_output
@@ -83,3 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write_results(Path(args.output), results, scores)
     print("\n".join(lines(results)))
     print(f"\nwritten: {Path(args.output) / 'report.html'}")
+
+
+if __name__ == "__main__":
+    enter(main)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.catalogue.papers import Paper, papers
+from mmgrpo.cli.errors import enter
 from mmgrpo.cli.settings_help import sentence
 from mmgrpo.config.advice import usage_errors
 from mmgrpo.config.names import nearest
@@ -395,3 +396,7 @@ def main(arguments: list[str] | None = None) -> None:
     with usage_errors():
         given = options().parse_args(arguments)
     print(difference(given.name, given.other) if given.other else explain(given.name))
+
+
+if __name__ == "__main__":
+    enter(main)

@@ -32,6 +32,7 @@ from typing import Annotated
 
 import tyro
 
+from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import options, run_first
 from mmgrpo.config.ranges import ANY_TEXT, COUNT_OR_ZERO, DEVICE, one_of
 
@@ -141,3 +142,7 @@ class Hub:
             [first, *_] = str(error).strip().splitlines() or [type(error).__name__]
             raise OSError(f"--push {self.repository}: {first}; the files are in {folder}") from error
         return str(commit.commit_url)
+
+
+if __name__ == "__main__":
+    enter(main)

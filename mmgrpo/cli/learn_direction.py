@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mmgrpo.cli.errors import enter
 from mmgrpo.config.advice import usage_errors
 
 if TYPE_CHECKING:
@@ -73,3 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
     direction = d2_align.learn_direction(match, prompts, images, omega, given.steps, given.rate)
     d2_align.save_direction(direction, given.out, given.reward)
     print(f"{given.out}: a direction of length {direction.norm():.3f}, learned from {len(images)} images")
+
+
+if __name__ == "__main__":
+    enter(main)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mmgrpo.cli.errors import enter
 from mmgrpo.cli.learn_direction import captioned
 from mmgrpo.config.advice import usage_errors
 
@@ -42,3 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
     seen = embedded(images, given.embed, given.device, "transported").float()
     save_map(train_map(texts, seen, given.steps, given.hidden, given.rate), given.out)
     print(f"{given.out}: a map learned from {len(captions)} captions and images")
+
+
+if __name__ == "__main__":
+    enter(main)

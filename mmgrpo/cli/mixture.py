@@ -23,6 +23,7 @@ from typing import Annotated
 
 import tyro
 
+from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import options
 from mmgrpo.config.ranges import ANY_TEXT, POSITIVE
 
@@ -126,3 +127,7 @@ def sampler(weights: Mapping[str, float], column: str) -> str:
     """The block of these weights."""
     numbers = {name: round(weight, 3) for name, weight in weights.items() if round(weight, 3)}
     return f"mixture(weights={numbers}, column={column!r})"
+
+
+if __name__ == "__main__":
+    enter(main)

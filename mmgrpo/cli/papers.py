@@ -11,6 +11,7 @@ import argparse
 from collections import Counter
 
 from mmgrpo.catalogue.papers import AREAS, STATUS, Paper, papers
+from mmgrpo.cli.errors import enter
 from mmgrpo.config.advice import usage_errors
 from mmgrpo.terminal import sections
 
@@ -56,3 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
     print("\n".join(sections(parts)))
     counts = Counter(paper.status for paper in found)
     print(f"\n{len(found)} of {len(papers())} papers: {', '.join(f'{counts[s]} {s}' for s in STATUS if counts[s])}")
+
+
+if __name__ == "__main__":
+    enter(main)

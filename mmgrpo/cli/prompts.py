@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import options, run_first
 from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT_OR_ZERO, one_of
 
@@ -162,3 +163,7 @@ def write(path: Path, rows: Iterator[tuple[Mapping[str, Any], Prompt]], keep: Ca
                 raise ValueError(f"{path}: the row '{prompt.id}' holds media, which JSON lines cannot hold") from error
     write_text(path, "".join(f"{line}\n" for line in lines))
     print(f"written: {path}, {len(lines)} rows; paths of media in them are relative as before (data.media_root)")
+
+
+if __name__ == "__main__":
+    enter(main)

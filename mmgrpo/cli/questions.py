@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import options
 from mmgrpo.files import write_text
 
@@ -131,3 +132,7 @@ def open_questions(
         turn = Turn("user", (Media("image", image), text))
         prompts.append(Prompt(text, id, answer, "exact", {"kind": kind, "picture": number}, (turn,)))
     return prompts
+
+
+if __name__ == "__main__":
+    enter(main)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from mmgrpo.cli.errors import enter
 from mmgrpo.cli.measures import json_value
 from mmgrpo.cli.options import json_output, words
 from mmgrpo.cli.source import (
@@ -183,3 +184,7 @@ def write_list(folder: Path, args: Any, config: Config, sets: Mapping[str, Shown
     result["drawn"] = rows
     write_text(folder / "samples.json", json.dumps(result, indent=1, ensure_ascii=False))
     return result
+
+
+if __name__ == "__main__":
+    enter(main)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import options
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, LONG_TEXT, THREADS
 from mmgrpo.data.limits import SUFFIXES
@@ -150,3 +151,7 @@ def read_output(file: str) -> Output:
         return Text(Path(file).read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: got bytes that are not UTF-8 ({error}); convert the file") from error
+
+
+if __name__ == "__main__":
+    enter(main)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Annotated
 
+from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import options, words
 from mmgrpo.cli.serve_rewards import token_for
 from mmgrpo.config.extras import install
@@ -72,3 +73,7 @@ def split(given: Sequence[str]) -> tuple[Args, list[str]]:
     """The options of the command, and those of ``mmgrpo train`` behind ``--``."""
     place = given.index("--") if "--" in given else len(given)
     return options(Args, given[:place], __doc__, "mmgrpo serve-engine"), list(given[place + 1 :])
+
+
+if __name__ == "__main__":
+    enter(main)

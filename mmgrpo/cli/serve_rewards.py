@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import options
 from mmgrpo.config.extras import install
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, THREADS, within
@@ -194,3 +195,7 @@ def warm_up(function: Callable[..., Any], manifest: Manifest | None) -> None:
         "Audio": Audio(0.1 * torch.sin(2 * torch.pi * 440 * seconds)[None], 16_000),
     }
     function([Prompt("a red circle", "warm-up")], [outputs[manifest.scores[0]]])
+
+
+if __name__ == "__main__":
+    enter(main)

@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import words
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE, POSITIVE, SEED, UPPER_BOUND, one_of
 from mmgrpo.files import write_text
@@ -145,3 +146,7 @@ def _finish(
         save(model, folder)
         print(f"{heldout.name}: accuracy {result['headline']:.3f} ({heldout.protocol.note})")
     print(f"written: {folder}; as a reward: preference(weights='{folder}')")
+
+
+if __name__ == "__main__":
+    enter(main)

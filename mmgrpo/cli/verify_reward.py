@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import words
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, DEVICE
 
@@ -88,3 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             passed &= verdict.passed
     if not passed:
         raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    enter(main)

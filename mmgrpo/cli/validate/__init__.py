@@ -27,6 +27,7 @@ from typing import Annotated, Any
 
 from mmgrpo.catalogue.checkpoints import checkpoints
 from mmgrpo.cli.compare import split
+from mmgrpo.cli.errors import enter
 from mmgrpo.cli.options import words
 from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import EMBEDDED, PYPI
@@ -277,3 +278,7 @@ def print_table(folder: Path) -> None:
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     for row in cells:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+
+
+if __name__ == "__main__":
+    enter(main)
