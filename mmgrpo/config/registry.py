@@ -70,6 +70,8 @@ Rewards: TypeAlias = Annotated[Sequence[str], Naming("reward")]
 Members: TypeAlias = Annotated[Sequence[str], Naming("reward", weight=True)]
 Rule: TypeAlias = Annotated[str, Naming("reward", weight=False)]
 Network: TypeAlias = Annotated[str, ANY_TEXT, Naming("network")]
+"""Types of parameters: the name of a reward, of several, of those of an ensemble, of one that has no weight, of a
+network."""
 COMPARED = Naming("reference")
 
 

@@ -54,11 +54,12 @@ def asked(
     def of_reference(name: str) -> str:
         return name.replace(name.partition(".")[0], REFERENCE_NETWORK, 1)
 
-    needed = {name for name in names if name.partition(".")[0] in others and of_reference(name) in policy.provides}
+    # Any network may stand where the policy can compare with the reference.
+    served = {name for name in names if name.partition(".")[0] in others and of_reference(name) in policy.provides}
     named = sorted(name.partition(".")[0] for name in names - policy.provides if of_reference(name) in policy.provides)
     yield (
         f"the algorithm (objective '{loss.objective.text}', terms {[term.text for term in loss.terms]}) needs",
-        names - needed,
+        names - served,
         policy.provides,
         "choose another preset or objective"
         + (f", or add a network of the name '{named[0]}' to algorithm.networks" if named else ""),

@@ -51,7 +51,7 @@ class Judges(Callback):
 
     @staticmethod
     def _rules(run: Run) -> list[Bound]:
-        """Those about samples of the round; what a policy asks itself is ``self_play``'s."""
+        """Those about samples of the round."""
         return [bound for bound in run.loss.judging if bound.block.method == "judging"]
 
     def on_rows(self, run: Run, rows: RoundRows) -> dict[str, float]:
