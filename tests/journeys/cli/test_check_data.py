@@ -8,14 +8,12 @@ import re
 import numpy as np
 import pytest
 import soundfile
-import torch
 from PIL import Image as Pil
 
 from mmgrpo.cli.errors import enter
-from mmgrpo.types import Image, Media, Prompt, Turn, Video
-from pipelines.vlm.estimate import Sizes, of_model, tokens_of
-from pipelines.vlm.media import Measure, measure
-from tests.building import load
+from mmgrpo.types import Media
+from pipelines.vlm.estimate import Sizes, tokens_of
+from pipelines.vlm.media import Measure
 from tests.journeys.cli.running import call
 from tests.tiny import maker
 
@@ -198,23 +196,6 @@ def test_what_is_no_data_set_ends_with_one_line(check, tmp_path):
 )
 def test_tokens_follow_from_sizes(media, known, tokens):
     assert tokens_of(media, known, Sizes()) == tokens
-
-
-def test_the_estimate_is_what_the_model_is_shown(tmp_path):
-    pytest.importorskip("transformers")
-    from pipelines.vlm import qwen_vl
-
-    limits = {"max_pixels": 1024, "frame_pixels": 512, "max_frames": 8, "fps": 1.0}
-    path = qwen_vl.tiny(tmp_path)
-    model = load(qwen_vl, path, **limits)
-    sizes, words = of_model(path, **limits)
-    generator = np.random.default_rng(0)
-    for height, width, frames in generator.integers((4, 4, 1), (80, 80, 40), (12, 3)).tolist():
-        picture = Media("image", Image(torch.rand(3, height, width)))
-        clip = Media("video", Video(torch.rand(frames, 3, height, width), 2.0))
-        prompt = Prompt("which one ?", turns=(Turn("user", (picture, "which", clip, "one ?")),))
-        estimate = words(prompt) + sum(tokens_of(media, measure(media), sizes) for media in prompt.media)
-        assert estimate == model.prompt_length(prompt)
 
 
 @pytest.mark.parametrize(

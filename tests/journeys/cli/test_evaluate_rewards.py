@@ -24,7 +24,7 @@ from reward_models.clip.hpsv2 import FILES
 from reward_models.evaluation import published
 from reward_models.evaluation.evaluate import evaluate, score
 from reward_models.evaluation.protocols import read_benchmark
-from reward_models.evaluation.published import TARGETS, Target, Verdict
+from reward_models.evaluation.published import TARGETS, Target
 from reward_models.last_hidden import ADAPTERS
 from reward_models.preference import scores_of
 from reward_models.preference_training import Fitting, untrained
@@ -330,36 +330,6 @@ def test_weights_and_parameters_are_those_of_the_reward_and_a_version_has_its_ow
     assert verified("own", "--weights", "a/b", targets=targets) == (["pass"], 0, ("own(weights='a/b')", "cpu"))
     lines, status, asked = verified('own(version="2", size=3)', targets=targets)
     assert (lines, status, asked) == (["pass", "FAIL"], 1, ("own(version='2', size=3)", "cpu"))
-
-
-def test_a_benchmark_is_read_up_to_the_limit_and_scored_in_batches(verified, monkeypatch):
-    real = score
-    sizes: list[Any] = []
-
-    def seen(judges: Any, comparisons: Any, batch: int) -> Any:
-        sizes.append((len(comparisons), batch))
-        return real(judges, comparisons, batch)
-
-    monkeypatch.setattr(f"{EVALUATION}.evaluate.score", seen)
-    verified("own", targets=(RIGHT,))
-    verified("own", "--limit", "2", "--batch-size", "5", targets=(RIGHT,))
-    assert sizes == [(3, 16), (2, 5)]
-
-
-def test_one_point_is_tolerated_and_no_failure_is():
-    target = Target("imagereward", 0.65, "a table")
-    assert Verdict(target, 0.66, 0).passed and Verdict(target, 0.64, 0).passed and not Verdict(target, 0.6601, 0).passed
-    assert not Verdict(target, 0.65, 1).passed and "1 outputs could not be scored" in str(Verdict(target, 0.65, 1))
-    assert not Verdict(target, None, 2).passed and "nothing could be scored" in str(Verdict(target, None, 2))
-
-
-def test_targets_are_listed_with_their_sources(capsys):
-    verify_reward.main([])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == sum(map(len, published.TARGETS.values()))
-    assert any(line.split()[:3] == ["hpsv3", "hpdv3", "0.769"] and "2508.03789" in line for line in lines)
-    assert all(one.source for targets in published.TARGETS.values() for one in targets)
-    assert "hpsv2          hpdv2        0.833  version='2.0'    " in "\n".join(lines)
 
 
 @pytest.mark.parametrize(

@@ -96,23 +96,6 @@ def test_keys_that_do_not_fit_are_named(tensors, message):
 
 
 @pytest.mark.parametrize(
-    ("count", "named"), [(5, "0, 1, 2, 3, 4"), (6, "0, 1, 2, 3, 4 and 1 more"), (7, "0, 1, 2, 3, 4 and 2 more")]
-)
-def test_of_many_wrong_keys_five_are_named(count, named):
-    with pytest.raises(ValueError, match=f"unexpected.*{named}"):
-        load_exactly(nn.Identity(), {str(n): torch.ones(1) for n in range(count)}, "f", "r")
-
-
-def test_of_a_folder_five_files_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="head.pt"):
-        weight_file(str(tmp_path), "head.pt", "r")
-    for number in range(7):
-        (tmp_path / f"{number}.txt").touch()
-    with pytest.raises(FileNotFoundError, match="0.txt.*1.txt.*2.txt"):
-        weight_file(str(tmp_path), "head.pt", "r")
-
-
-@pytest.mark.parametrize(
     "content", [torch.ones(2), [torch.ones(2)], {"weight": torch.ones(2), "step": 3}, {"state_dict": [1]}]
 )
 def test_a_file_of_something_else_than_tensors_by_name_is_refused(tmp_path, content):

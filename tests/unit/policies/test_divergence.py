@@ -45,13 +45,6 @@ def test_a_group_that_has_ended_does_not_differ():
     assert found.tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
 
 
-def test_a_last_group_of_which_all_have_ended_does_not_differ():
-    going = torch.tensor([[0.5, 0.5], [0.125, 0.875]]).log()
-    found = group_divergence(going, torch.tensor([0, 0]), torch.tensor([2, 3]))
-    alone = group_divergence(going, torch.tensor([0, 0]), torch.tensor([2]))
-    assert found.tolist() == pytest.approx([alone.item(), 0.0], abs=1e-6) and alone > 0.1
-
-
 def test_a_difference_counts_up_to_eleven_on_either_side():
     # log-probs of -40 and 0 for the first token: 20 from their mean on either side; the second is -1e-17 for both
     certain, never = torch.tensor([0.0, -40.0]), torch.tensor([-40.0, 0.0])

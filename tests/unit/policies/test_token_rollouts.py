@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.types import CONTRAST, OWN, Request
 from tests.unit.policies.test_token_policy import PROMPTS, kept, rescored, rollout, token_policy
 
@@ -62,14 +61,6 @@ def test_suppressed_tokens_are_never_said_and_begin_suppressed_ones_not_first():
     assert not (ids[:, 0] == b).any() and (ids[:, 1:] == b)[real[:, 1:]].any()
     gap = (rescored(policy, made) - made.decisions.log_probs)[made.decisions.loss_mask]
     assert gap.abs().max() < 1e-5 and torch.equal(made.decisions.loss_mask, real)
-
-
-@pytest.mark.parametrize("share", [True, False])
-def test_a_completion_of_one_token_is_scored(share):
-    policy: TokenPolicy = token_policy(max_tokens=1, share_prefix=share)
-    made = policy.rollout(Request(PROMPTS, [0, 1, 2], 4, 3))
-    assert made.decisions.log_probs.shape == (12, 1)
-    torch.testing.assert_close(rescored(policy, made), made.decisions.log_probs, rtol=0, atol=1e-5)
 
 
 def test_a_prompt_passes_once_for_its_group_with_the_gradient_of_a_pass_for_each_row(monkeypatch):

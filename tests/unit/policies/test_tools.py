@@ -24,7 +24,6 @@ from torch import Tensor
 from mmgrpo.data.chat import ChatTemplate, token_ids
 from mmgrpo.engines.engine import Synchronized, parameters
 from mmgrpo.engines.sampler import OwnSampler
-from mmgrpo.engines.served import fields_of
 from mmgrpo.policies.exploring import sampling_metrics
 from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.records import answer_gains
@@ -424,15 +423,6 @@ def test_what_a_reset_returns_stands_behind_the_prompt(made):
 
 def hide_as(name: str) -> Any:
     return offered_as(name, hide)
-
-
-def test_an_engine_draws_behind_what_a_reset_returns():
-    served, plain = (policy_of(tools=[Room]) for _ in range(2))
-    other = OwnSampler(policy_of(tools=[Room]))
-    served.draw_with(Synchronized(other, lambda: parameters(served.network), served.model, max_gap=1e-4))
-    one, two = rollout(served), rollout(plain)
-    assert torch.equal(kept(one).ids, kept(two).ids)
-    assert fields_of(Query(PROMPTS[0], 0, 1, opening=("a",)))["opening"] == ("a",)
 
 
 @pytest.mark.parametrize(
@@ -1235,14 +1225,6 @@ def test_a_run_with_tools_holds_no_more_after_further_rounds(tmp_path):
     assert last[0] - objects < 3 * 8 and last[1] <= tensors and last[2] - size < 4096
 
 
-def test_a_run_whose_completions_call_nothing_says_so(tmp_path):
-    quiet = policy_of(likely=("a", "b", "<|im_end|>"), turns=1)
-    run = trainer(quiet, tmp_path, PROMPTS, reward=few_calls, steps=3, **algorithm_blocks("grpo", terms=[]))
-    with pytest.warns(UserWarning, match=r"sampling\.tools.*sampling\.turns"):
-        run.fit()
-    assert [alarm.cause for alarm in run.record.alarms] == ["uncalled_tools"]
-
-
 def few_calls(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     return [len(output.calls) + output.tokens / 100 if isinstance(output, Text) else 0.0 for output in outputs]
 
@@ -1314,10 +1296,3 @@ def test_calls_that_depend_on_each_other_are_learned(turns, credit, low, high, t
     sizes = {"prompts_per_step": 3, "group_size": 32, "steps": 12, "lr": 4e-3, "max_grad_norm": 1.0}
     trainer(policy, tmp_path, PROMPTS, reward=hidden, **sizes, **blocks).fit()
     assert low <= read_metrics(tmp_path / "metrics.jsonl")[-1]["reward/reward/mean"] <= high
-
-
-def test_texts_with_turns_are_shown_whole():
-    turns = (Turn("assistant", (PEEK,)), Turn("tool", ("seven",)))
-    one = Text("b", prefilled="a ", turns=turns, calls=(Call("peek", {"x": [1]}, "seven"),))
-    assert one.transcript == f"assistant: {PEEK}\ntool: seven\nassistant: a b" and one.whole == "a b"
-    assert Text("b").transcript == "b" and hash(one) and json.dumps(vars(one.calls[0]))

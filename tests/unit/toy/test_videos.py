@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections import Counter
 from dataclasses import replace
 from functools import cache
 
@@ -15,7 +13,7 @@ import torch
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.randomness import stream
 from mmgrpo.toy import videos
-from mmgrpo.toy.videos import FRAMES, KINDS, SPLITS, Actor, VideoScene, cast, clip, parse, prompt, render, text
+from mmgrpo.toy.videos import FRAMES, KINDS, Actor, VideoScene, cast, clip, parse, prompt, render
 from mmgrpo.types import Image, Prompt, Video
 from reward_models.rules.toy_videos import REWARDS, film_all, film_clean, film_score
 from tests import ROOT
@@ -41,40 +39,6 @@ def judge(name: str, sentence: str, frames: Video | str, seed: int = 0) -> float
 def joined(*parts: tuple[str, int, int]) -> Video:
     """A clip with frames ``start`` to ``end`` of the clips of several sentences."""
     return Video(torch.cat([clip(parse(s), 0).frames[start:end] for s, start, end in parts]), videos.FPS)
-
-
-def test_every_sentence_reads_back_and_is_said_once():
-    sentences = [text(scene) for scene in ALL]
-    assert [parse(sentence) for sentence in sentences[::20]] == ALL[::20]
-    assert len(set(sentences)) == len(sentences)
-    assert max(len(sentence.split()) for sentence in sentences) == 11
-
-
-def test_films_survive_json():
-    assert [VideoScene.from_json(json.loads(json.dumps(scene.to_json()))) for scene in ALL] == ALL
-
-
-@pytest.mark.parametrize(
-    "sentence",
-    [
-        "a red cube moves left",
-        "two red circle move left",
-        "a red circle",
-        "a red circle moves",
-        "a red circle moves left and a red square moves right",
-        "a red circle moves left and a blue square moves up",
-        "two red circles move left fast",
-        "",
-    ],
-)
-def test_a_sentence_of_another_world_is_refused_with_an_example(sentence):
-    with pytest.raises(ValueError, match="'a red circle moves left'"):
-        parse(sentence)
-
-
-def test_an_unknown_kind_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="'several'.*order"):
-        videos.scenes("several")
 
 
 def test_a_fast_square_has_the_pixels_that_it_should_have():
@@ -208,30 +172,6 @@ def test_a_prompt_without_a_film_is_refused(answer):
     asked = replace(prompt(parse("a red circle moves left")), answer=answer)
     with pytest.raises(ValueError, match="no video.*jsonl"):
         film_score([asked], [Video(torch.zeros(FRAMES, 3, 16, 16), 2.0)])
-
-
-def test_splits_are_disjoint_and_as_large_as_stated():
-    parts = videos.splits()
-    sentences = [text(scene) for part in parts.values() for scene in part]
-    assert len(set(sentences)) == len(sentences)
-    counts = {name: dict(Counter(scene.kind for scene in part)) for name, part in parts.items()}
-    assert counts == {name: dict(wanted) for name, wanted in SPLITS.items()}
-
-
-@pytest.mark.parametrize("name", SPLITS)
-def test_the_prompt_files_hold_the_splits(name, tmp_path):
-    videos.write_prompts(tmp_path)
-    assert (ASSETS / f"{name}.jsonl").read_text() == (tmp_path / f"{name}.jsonl").read_text()
-    loaded = load_prompts(ASSETS / f"{name}.jsonl")
-    assert [VideoScene.from_json(p.answer) for p in loaded] == [parse(p.text) for p in loaded]
-
-
-def test_the_base_model_knows_every_word_of_the_prompts():
-    from pipelines.visual.words import WordEncoder
-
-    words = WordEncoder.load(ASSETS / "base" / "words")
-    texts = [p.text for name in SPLITS for p in load_prompts(ASSETS / f"{name}.jsonl")]
-    assert words.vocabulary == videos.vocabulary() and (words.tokenize(texts) != 0).any(1).all()
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import math
 import os
@@ -33,7 +31,6 @@ from mmgrpo.cli.demo.vote_store import (
     tally,
     wilson,
 )
-from mmgrpo.runtime.folder import UNSUPPORTED
 from mmgrpo.types import Audio, Media, Prompt, Text, Turn
 from reward_models.evaluation.protocols import read_benchmark
 from tests.journeys.cli.demo.fakes import BUSY, EVIL, FLAT, KINDS, NAN, Model, holding, pair, trial
@@ -368,19 +365,6 @@ def test_what_a_killed_process_left_is_survived(left_behind, kept, tmp_path):
     assert prompts == (["0", "2"] if kept == 1 else ["0", "1", "2"])
 
 
-@pytest.mark.parametrize(
-    "name, choice, message",
-    [
-        ("votes.csv", TIE, "csv.*jsonl"),
-        ("v.jsonl", "best", "'best'"),
-    ],
-)
-def test_what_the_evaluation_would_not_read_is_not_written(name, choice, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        append_vote(tmp_path / name, {"prompt": "a", "vote_type": choice}, {"left": FLAT, "right": FLAT})
-    assert not list(tmp_path.iterdir())
-
-
 # The tally.
 
 
@@ -418,18 +402,3 @@ def test_a_line_without_its_end_counts_as_a_vote(tmp_path, monkeypatch):
     file.write_text('{"a": 1}\n{"a": 2}')
     with pytest.raises(ValueError, match="2 votes"):
         add(file, 2)
-
-
-def test_where_files_cannot_be_locked_votes_are_stored_and_other_errors_are_shown(tmp_path, monkeypatch):
-    def refusing(number: int):
-        def flock(stream, how):
-            raise OSError(number, "no")
-
-        return flock
-
-    monkeypatch.setattr(fcntl, "flock", refusing(next(iter(UNSUPPORTED))))
-    add(tmp_path / "votes.jsonl", 0)
-    monkeypatch.setattr(fcntl, "flock", refusing(errno.EIO))
-    with pytest.raises(OSError, match="no") as error:
-        add(tmp_path / "votes.jsonl", 1)
-    assert error.value.errno == errno.EIO and len(read_votes(tmp_path / "votes.jsonl")) == 1

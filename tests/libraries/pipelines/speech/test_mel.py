@@ -7,20 +7,13 @@ import math
 import pytest
 import torch
 
-from pipelines.speech.mel import FLOOR, GriffinLim, MelFormat, bank, vocoder
+from pipelines.speech.mel import FLOOR, GriffinLim, MelFormat, bank
 
 FORM = MelFormat()
 
 
 def tone(hertz: float, seconds: float = 0.4) -> torch.Tensor:
     return torch.sin(torch.arange(int(seconds * FORM.rate)) * (2 * math.pi * hertz / FORM.rate)) / 2
-
-
-class Silent:
-    """A vocoder of one's own."""
-
-    def sound(self, mel: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(mel.shape[1] * FORM.hop)
 
 
 def test_a_frame_is_a_hop_and_silence_is_the_floor():
@@ -70,15 +63,6 @@ def test_a_spectrogram_out_of_range_or_of_one_frame_makes_a_finite_sound():
 
 def test_the_sound_of_silence_is_silent():
     assert GriffinLim().sound(torch.full((100, 6), FLOOR)).abs().max() < 1e-3
-
-
-def test_a_vocoder_of_ones_own_is_named_by_its_module():
-    assert isinstance(vocoder(f"{__name__}:Silent", FORM), Silent)
-    assert vocoder("griffin_lim", MelFormat(mels=16)) == GriffinLim(MelFormat(mels=16))
-    with pytest.raises(ValueError, match="vocos.*griffin_lim.*package.module:Class"):
-        vocoder("vocos", FORM)
-    with pytest.raises(ValueError, match=r"model\.vocoder"):
-        vocoder(f"{__name__}:tone", FORM)
 
 
 def test_four_times_the_magnitude_sounds_four_times_as_loud():

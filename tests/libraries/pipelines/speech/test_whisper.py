@@ -153,13 +153,6 @@ def test_the_frozen_encoder_gets_no_gradient_and_a_trained_one_does(folder):
         assert network.get_input_embeddings().weight.grad is None
 
 
-def test_a_saved_model_is_an_ordinary_folder(folder, tmp_path: Path):
-    policy = TokenPolicy(load(whisper, folder, seconds=4), max_tokens=6)
-    policy.save(tmp_path / "saved")
-    again = TokenPolicy(load(whisper, tmp_path / "saved", seconds=4), max_tokens=6)
-    assert torch.equal(rollout(again).decisions.log_probs, rollout(policy).decisions.log_probs)
-
-
 def test_any_rate_is_heard_and_what_is_no_clip_is_refused_by_name(folder):
     family = load(whisper, folder, seconds=2)
     slow, fast = (family.encode([clip(1, rate=rate)]).media[0] for rate in (8_000, 44_100))
@@ -193,20 +186,6 @@ def test_an_extractor_of_another_rate_is_no_whispers(folder):
     family.extractor.sampling_rate = 8_000
     with pytest.raises(ValueError, match="8000"):
         family.encode([clip(1)])
-
-
-def test_nothing_is_dropped_while_tokens_are_sampled_and_scored(folder):
-    family = load(whisper, folder, seconds=4)
-    for module in family.network.modules():
-        if hasattr(module, "dropout"):
-            module.dropout = 0.5
-    family.network.train()
-    made = rollout(policy := TokenPolicy(family, max_tokens=6))
-    family.network.train()
-    loss_mask = made.decisions.loss_mask
-    torch.testing.assert_close(
-        rescored(policy, made)[loss_mask], made.decisions.log_probs[loss_mask], rtol=0, atol=1e-5
-    )
 
 
 # --- language and task ------------------------------------------------------------------------------------------------

@@ -118,18 +118,6 @@ def test_an_evaluation_may_take_other_passes(folder):
     assert policy.evaluation.encodings is policy.model.encodings  # type: ignore[attr-defined]
 
 
-def test_sizes_and_words_are_refused_before_weights_are_read(folder):
-    owner, config = families()["amused"], config_of("amused", folder, width=30)
-    with pytest.raises(ValueError, match=r"^model\.width: got 30.*32"):
-        owner.refuse_model(config, folder)
-    with pytest.raises(ValueError, match=r"^width: got 30.*32"):
-        owner.policy(config, "cpu")
-    config = config_of("amused", folder)
-    config.data.skip_limit = 1.0
-    usable, skipped = owner.readable(config, [Prompt("a " * 600, "long"), PROMPTS[0]], "rows")
-    assert [prompt.id for prompt in usable] == ["0"] and skipped[0].id == "long"
-
-
 @pytest.mark.parametrize("setting", ["steps", "evaluation_steps"])
 def test_more_passes_than_codes_are_refused_by_name(folder, setting):
     config = config_of("amused", folder)

@@ -12,7 +12,6 @@ from mmgrpo.types import Prompt
 from pipelines.visual import hunyuan_video
 from pipelines.visual.flow import FlowModel
 from tests.building import load
-from tests.libraries.families.examples import PICTURE, shown
 from tests.libraries.pipelines.visual.drawing import draw, drawn_by_diffusers, noise, released, shake
 from tests.tiny import maker, tiny_checkpoint
 
@@ -117,8 +116,3 @@ def test_the_clips_of_the_model_itself_are_the_default(folder):
     model = load(hunyuan_video, folder)
     assert (model.latent_shape(), model.fps) == ((4, 33, 90, 160), 24.0)
     assert load(hunyuan_video, folder, fps=8.0).fps == 8.0
-
-
-def test_media_are_refused(folder):
-    with pytest.raises(ValueError, match="1 media"):
-        ours(folder).encode([shown(0, PICTURE, "a")])

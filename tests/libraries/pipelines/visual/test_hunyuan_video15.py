@@ -14,7 +14,6 @@ from mmgrpo.types import Prompt
 from pipelines.visual import hunyuan_video15
 from pipelines.visual.flow import FlowModel
 from tests.building import load
-from tests.libraries.families.examples import PICTURE, shown
 from tests.libraries.pipelines.visual.drawing import draw, drawn_by_diffusers, noise, released, shake
 from tests.tiny import maker, tiny_checkpoint
 
@@ -136,8 +135,3 @@ def test_saved_adapters_give_diffusers_the_same_clip(folder, tmp_path):
     with_adapters = theirs(folder, start, 6.0, "latent", lora=tmp_path)
     torch.testing.assert_close(with_adapters, end, atol=1e-5, rtol=0)
     assert (theirs(folder, start, 6.0, "latent") - with_adapters).abs().max() > 1e-3
-
-
-def test_media_are_refused(folder):
-    with pytest.raises(ValueError, match="1 media"):
-        ours(folder).encode([shown(0, PICTURE, "a")])

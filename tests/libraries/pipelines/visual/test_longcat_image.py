@@ -11,9 +11,8 @@ import torch
 
 from mmgrpo.types import Prompt
 from pipelines.visual import flux, longcat_image
-from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
-from tests.building import load, refuse_foreign
+from tests.building import load
 from tests.libraries.pipelines.visual.drawing import draw, drawn_by_diffusers, noise, released, shake
 from tests.tiny import maker, tiny_checkpoint
 
@@ -111,8 +110,3 @@ def test_a_checkpoint_whose_index_names_no_processor_is_read(folder, tmp_path):
     (copy / "model_index.json").write_text(json.dumps(index))
     shutil.rmtree(copy / "text_processor")
     assert torch.equal(*(ours(place).architecture.encode(PROMPTS[0])[0] for place in (copy, folder)))
-
-
-def test_a_checkpoint_of_another_family_is_refused_by_name(folder):
-    with pytest.raises(ValueError, match="LongCatImagePipeline.*'flux'.*model.family=longcat_image"):
-        refuse_foreign(FAMILIES["flux"], str(folder))

@@ -12,7 +12,6 @@ from pipelines.visual import ltx_video
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.ltx_video import clips_of_latents
 from tests.building import load
-from tests.libraries.families.examples import PICTURE, shown
 from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
 from tests.tiny import maker, tiny_checkpoint
 
@@ -111,11 +110,6 @@ def test_saved_adapters_give_diffusers_the_same_clip(folder, tmp_path):
 def test_the_clips_of_the_pipeline_are_the_default(folder):
     model = load(ltx_video, folder)
     assert (model.latent_shape(), model.fps) == ((8, 41, 64, 88), 25.0)
-
-
-def test_media_are_refused(folder):
-    with pytest.raises(ValueError, match="1 media"):
-        ours(folder).encode([shown(0, PICTURE, "a")])
 
 
 def test_latents_are_scaled_back_by_deviation_factor_and_mean():

@@ -10,10 +10,8 @@ import torch
 
 from mmgrpo.types import Prompt
 from pipelines.visual import sana
-from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
-from tests.building import load, refuse_foreign
-from tests.libraries.families.examples import SEEN
+from tests.building import load
 from tests.libraries.pipelines.visual.drawing import STEPS, draw, drawn_by_diffusers, noise, shake
 from tests.tiny import maker, tiny_checkpoint
 
@@ -113,13 +111,3 @@ def test_saved_adapters_give_diffusers_the_same_picture(folder, tmp_path):
     assert (theirs(folder, start, 4.5, "latent") - with_adapters).abs().max() > 1e-3
     # 4 projections of 2 attentions of 2 layers, of A and B each
     assert sum(parameter.requires_grad for parameter in model.network.parameters()) == 4 * 2 * 2 * 2
-
-
-def test_bad_sizes_media_and_checkpoints_are_refused(folder):
-    with pytest.raises(ValueError, match="height.*18.*16"):
-        load(sana, folder, height=18)
-    with pytest.raises(ValueError, match="1 media"):
-        ours(folder).encode(SEEN[:1])
-    with pytest.raises(ValueError, match="SanaPipeline.*model.family=sana"):
-        refuse_foreign(FAMILIES["flux"], str(folder))
-    assert load(sana, folder).latent_shape() == (4, 4, 4)

@@ -11,9 +11,8 @@ import torch
 
 from mmgrpo.types import Prompt
 from pipelines.visual import z_image
-from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
-from tests.building import load, refuse_foreign
+from tests.building import load
 from tests.libraries.pipelines.visual.drawing import PROMPTS, draw, drawn_by_diffusers, noise, released, shake
 from tests.tiny import maker, tiny_checkpoint
 
@@ -104,11 +103,6 @@ def test_a_position_is_left_before_the_prompt_and_one_for_the_picture_behind_it(
             load(z_image, copy, max_sequence_length=most + 1)
     with pytest.raises(ValueError, match="1024"):  # 4 pixels a token on the shorter axis
         load(z_image, copy, height=1028)
-
-
-def test_a_checkpoint_of_another_family_is_refused_by_name(folder):
-    with pytest.raises(ValueError, match="ZImagePipeline.*qwen_image.*model.family=z_image"):
-        refuse_foreign(FAMILIES["qwen_image"], str(folder))
 
 
 def test_saved_adapters_give_diffusers_the_same_picture(folder, tmp_path):

@@ -152,12 +152,3 @@ def test_what_is_wrong_with_a_file_is_named(published, change, message):
     save_file(tensors, file)
     with pytest.raises(ValueError, match=f"mps: .*{FILE}.*{message}"):
         mps(PROMPTS, pictures(), **published[0])
-
-
-def test_a_truncated_file_and_an_unknown_precision_are_named(published, tmp_path):
-    with pytest.raises(ValueError, match="mps.*dtype.*'half'"):
-        mps(PROMPTS, pictures(), dtype="half", **published[0])
-    content = (tmp_path / FILE).read_bytes()
-    (tmp_path / FILE).write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match=f"mps.*{FILE}"):
-        mps(PROMPTS, pictures(), **published[0])

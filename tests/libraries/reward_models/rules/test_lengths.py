@@ -10,7 +10,6 @@ import pytest
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring import score_outputs
 from mmgrpo.types import Prompt, Text
-from reward_models.rules import groups
 from reward_models.rules.lengths import cosine, cosine_length, ended, overlong, repeated_fraction
 
 SUM = Prompt("2 + 3?", "sum", answer=5, task="numeric")
@@ -136,19 +135,6 @@ def test_a_value_at_the_threshold_is_not_right_yet():
     assert cosine_length([half], [Text("<answer>a</answer>", 0)], 100) == [1]
     assert cosine_length([half], [Text("<answer>a</answer>", 0)], 100, right=0.51) == [-1]
     assert cosine_length([half], [Text("<answer>c</answer>", 0)], 100) == [-1]
-
-
-def test_defaults_of_the_bonuses_of_video_r1():
-    """0.2 from 320 to 512 tokens and 0.3 for order that helped by four fifths, where a value is above 0.1."""
-    tenth = Prompt("label", "9", answer="a;b;c;d;e;f;g;h;i;j", task="jaccard")
-    texts = [Text(f"<answer>{answer}</answer>", 320) for answer in ("a", "a;b", "a;b")]
-    assert groups.length_bonus([tenth] * 3, texts) == [0, 0.2, 0.2]
-    mixed = [tenth, tenth, contrast(tenth)]
-    assert groups.length_bonus(mixed, texts) == [0, 0, 0]  # a row of contrast is not counted
-    assert groups.temporal_bonus(mixed, [*texts[:2], Text("<answer>a</answer>")]) == [0, 0.3, 0]
-    assert groups.temporal_bonus(mixed, texts) == [0, 0, 0]  # 0.15 < 0.8 * 0.2
-    same = Prompt("label", answer="a", task="exact")
-    assert list(groups.groups([same, tenth, same, Prompt("label")])) == [[0, 2], [1], [3]]
 
 
 def test_an_answer_without_an_end_is_a_loss():

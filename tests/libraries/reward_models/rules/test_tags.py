@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import time
 
 import pytest
 
@@ -28,10 +27,8 @@ TWO_PAIRS = "<think>a</think><answer>b</answer><think>c</think><answer>d</answer
 INSIDE = "<think>a<answer>b</answer></think><answer>c</answer>"
 BETWEEN = "<think>a</think> so <answer>b</answer>"
 SHOUTED = "<think>a</think><answer>b</answer> !!\n"
-BACKWARDS = "<answer>b</answer><think>a</think>"
 UNCLOSED = "<think>a</think><answer>b"
 NO_THOUGHT = "<answer>b</answer>"
-EMPTY = ""
 
 ALL = {name: text for name, text in globals().items() if name.isupper() and isinstance(text, str)}
 
@@ -212,14 +209,6 @@ def test_matching_part_by_part_agrees_with_the_published_pattern(style, evaluati
         verdicts.append(passes(style, text))
         assert verdicts[-1] == bool(re.fullmatch(evaluation_weights, text, re.DOTALL)), text
     assert 20 < sum(verdicts) < 980
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_no_completion_keeps_a_style_busy(style):
-    start = time.process_time()
-    for word in ("<think></think>", "</think>", "<think></think><answer>{[1,2,3,4]", "\\boxed{", "<answer>", "[" * 9):
-        passes(style, "<think>" + word * (20_000 // len(word)) + "<")
-    assert time.process_time() - start < 3
 
 
 @pytest.mark.parametrize(
