@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,19 @@ from pipelines.visual.library import released
 from pipelines.visual.pipeline import Call
 from tests.building import load
 
-__all__ = ["PROMPTS", "STEPS", "at", "draw", "drawn_by_diffusers", "noise", "ours", "released", "shake", "theirs"]
+__all__ = [
+    "PROMPTS",
+    "STEPS",
+    "at",
+    "check_adapters",
+    "draw",
+    "drawn_by_diffusers",
+    "noise",
+    "ours",
+    "released",
+    "shake",
+    "theirs",
+]
 
 PROMPTS = [Prompt("a red circle"), Prompt("a blue square and a circle."), Prompt("a red circle")]
 STEPS = 4
@@ -91,6 +103,24 @@ def shake(network, scale: float = 0.2) -> None:
     for name, parameter in network.named_parameters():
         if ".lora_" in name:
             parameter.data = scale * torch.randn(parameter.shape, generator=generator)
+
+
+def check_adapters(
+    model: Any,
+    folder: Path,
+    theirs: Callable[[torch.Tensor, Path | str], torch.Tensor],
+    shaped: Callable[[torch.Tensor], torch.Tensor] = lambda latents: latents,
+    prompts: Sequence[Prompt] = PROMPTS,
+    close: float = 1e-5,
+) -> None:
+    """Of saved adapters the library makes what we make with them, and without them something else: ``theirs``, of the
+    noise and the adapters' folder, which has our latents in its own shape."""
+    shake(model.network)
+    start = noise(model)
+    end = shaped(draw(model, model.network, start, prompts))
+    model.save(folder, model.network)
+    torch.testing.assert_close(theirs(start, folder), end, atol=close, rtol=0)
+    assert (theirs(start, "") - end).abs().max() > 1e-3
 
 
 def at(model, network, time: float = 0.7):

@@ -71,32 +71,7 @@ def test_the_prediction_is_the_checkpoints_in_the_transitions_of_a_rollout_too(f
     assert (transition.mean - ddim(x, output, step, policy.grid, "epsilon").mean).abs().max() > 0.1
 
 
-@FAMILIES
-def test_the_network_is_told_integer_timesteps(folder, family):
-    model, seen = ours(family, folder(family)), []
-    model.network.register_forward_pre_hook(lambda _, given: seen.append(given[1].clone()))
-    draw(model, noise(model))
-    assert [time.unique().tolist() for time in seen] == [[751], [501], [251], [1]]
-    assert all(time.dtype == torch.int64 for time in seen)
-
-
 # ---- guidance
-
-
-@FAMILIES
-def test_guidance_goes_from_the_unconditional_branch_through_the_prompt_in_one_batch(folder, family):
-    model = ours(family, folder(family), guidance=5.0)
-    rows: list[int] = []
-    model.network.register_forward_hook(lambda _, __, out: rows.append(len(out[0])))
-    guided = predicted(model)
-    assert model.evaluations_per_row == 2 and rows == [6]
-    negative = model.encode(PROMPTS).negative
-    model.guidance = 1.0
-    prompted = predicted(model)
-    x = noise(model)
-    empty = model.predict(model.network, x, torch.full((3,), 501), type(model.encode(PROMPTS))(negative))
-    torch.testing.assert_close(guided, empty + 5 * (prompted - empty), atol=1e-5, rtol=0)
-    assert (guided - prompted).abs().max() > 1e-3
 
 
 def test_without_words_sdxl_reads_zeros_where_its_checkpoint_asks_for_them(folder):
@@ -109,17 +84,6 @@ def test_without_words_sdxl_reads_zeros_where_its_checkpoint_asks_for_them(folde
     encoded = model.encode([Prompt("")]).tensors
     torch.testing.assert_close(encoded, (hidden, pooled), atol=1e-6, rtol=0)
     assert all(tensor.any() for tensor in encoded)
-
-
-def test_sdxl_is_told_the_size_of_the_picture(folder):
-    seen = []
-    model = ours(sdxl, folder(sdxl))
-    model.network.register_forward_pre_hook(
-        lambda _, __, given: seen.append(given["added_cond_kwargs"]["time_ids"]), with_kwargs=True
-    )
-    predicted(model)
-    # original size, crop, target size, for both branches of guidance
-    assert seen[0].tolist() == [[16, 24, 0, 0, 16, 24]] * 6 and seen[0].dtype == torch.float32
 
 
 # ---- what trains

@@ -105,12 +105,6 @@ def test_guidance_proper_is_along_the_line_from_the_negative_prompt(folder):
     assert model.evaluations_per_row == 2 and (guided - with_words).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("steps", [1, 28])
-def test_the_noise_levels_are_those_of_the_pipeline(folder, pipe, steps):
-    pipe(prompt="a", height=16, width=24, num_inference_steps=steps, max_sequence_length=WORDS, output_type="latent")
-    assert torch.equal(ours(folder).grid(steps).levels, pipe.scheduler.sigmas)
-
-
 def test_the_words_are_behind_the_system_message_and_none_is_cut(folder, pipe):
     """Words of the message are one token each, control tokens too, and letters of other words."""
     model = ours(folder)

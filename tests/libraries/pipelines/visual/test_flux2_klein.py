@@ -170,12 +170,6 @@ def test_a_distilled_model_takes_no_guidance(distilled):
         ours(distilled)
 
 
-@pytest.mark.parametrize("steps", [1, 4, 28])
-def test_the_noise_levels_are_those_of_the_pipeline(base, pipe, steps):
-    pipe(prompt="a", height=16, width=24, num_inference_steps=steps, max_sequence_length=48, output_type="latent")
-    assert torch.equal(ours(base).grid(steps).levels, pipe.scheduler.sigmas)
-
-
 def test_levels_of_the_schedulers_own_are_asked_for_by_number(base):
     scheduler = SimpleNamespace(config={"use_flow_sigmas": True})
     model = ours(base)

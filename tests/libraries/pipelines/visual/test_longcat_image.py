@@ -13,7 +13,7 @@ from mmgrpo.types import Prompt
 from pipelines.visual import flux, longcat_image
 from pipelines.visual.flow import FlowModel
 from tests.building import load
-from tests.libraries.pipelines.visual.drawing import draw, drawn_by_diffusers, noise, released, shake
+from tests.libraries.pipelines.visual.drawing import check_adapters, draw, drawn_by_diffusers, noise
 from tests.tiny import maker, tiny_checkpoint
 
 PROMPTS = [Prompt("a red circle"), Prompt('a sign that reads "image expert", don\'t crop'), Prompt("写着‘你好’的牌子")]
@@ -69,14 +69,6 @@ def test_a_guided_token_is_shortened_and_never_lengthened(folder):
     torch.testing.assert_close(architecture(0.0).guided(5 * half, 3 * half, 1.5), 2 * half)  # shorter than 3 already
 
 
-@pytest.mark.parametrize("steps", [2, 50])
-def test_the_noise_levels_are_those_of_the_pipeline(folder, steps):
-    model, pipe = ours(folder), released("LongCatImagePipeline", folder, text_processor=None)
-    asked = {"height": 16, "width": 24, "latents": flux.pack(noise(model, 1)), "guidance_scale": 1.0}
-    pipe("a", **asked, num_inference_steps=steps, output_type="latent", enable_prompt_rewrite=False)
-    assert torch.equal(model.grid(steps).levels, pipe.scheduler.sigmas)
-
-
 def test_words_are_as_many_tokens_whatever_the_prompt_and_too_many_are_refused(folder):
     architecture = ours(folder).architecture
     assert architecture.encode(Prompt("red"))[0].shape == architecture.encode(Prompt(""))[0].shape == (512, 32)
@@ -94,13 +86,7 @@ def test_saved_adapters_give_the_network_of_diffusers_the_same_picture(folder, t
     model = ours(folder, lora_rank=2, lora_alpha=6)
     # 8 projections of the block of two streams, 3 of the block of one stream, of A and B each
     assert sum(parameter.requires_grad for parameter in model.network.parameters()) == (8 + 3) * 2
-    shake(model.network)
-    start = noise(model)
-    end = flux.pack(draw(model, model.network, start, PROMPTS))
-    model.save(tmp_path, model.network)
-    with_adapters = theirs(folder, start, 4.5, lora=tmp_path)
-    torch.testing.assert_close(with_adapters, end, atol=1e-5, rtol=0)
-    assert (theirs(folder, start, 4.5) - with_adapters).abs().max() > 1e-3
+    check_adapters(model, tmp_path, lambda x, lora: theirs(folder, x, 4.5, lora=lora), flux.pack, PROMPTS)
 
 
 def test_a_checkpoint_whose_index_names_no_processor_is_read(folder, tmp_path):

@@ -12,7 +12,7 @@ from pipelines.visual import ltx_video
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.ltx_video import clips_of_latents
 from tests.building import load
-from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
+from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, check_adapters, draw, noise, released
 from tests.tiny import maker, tiny_checkpoint
 
 
@@ -81,30 +81,9 @@ def test_a_clip_is_a_function_of_its_latents_although_the_decoder_injects_noise(
         torch.testing.assert_close(one, other.frames, atol=1e-5, rtol=0)
 
 
-def test_the_rate_of_the_clip_is_told_to_the_network(folder):
-    start = noise(ours(folder))
-    slow, fast = (draw(m, m.network, start) for m in (ours(folder, fps=2.0), ours(folder, fps=50.0)))
-    assert (slow - fast).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("steps", [2, 4, 30])
-def test_the_noise_levels_are_those_of_the_pipeline(folder, steps):
-    pipe = released("LTXPipeline", folder)
-    pipe("a", height=32, width=64, num_frames=5, num_inference_steps=steps, max_sequence_length=9, output_type="latent")
-    levels = ours(folder).grid(steps).levels
-    assert torch.equal(levels, pipe.scheduler.sigmas)
-    assert float(levels[-2]) == pytest.approx(0.1)  # shift_terminal
-
-
 def test_saved_adapters_give_diffusers_the_same_clip(folder, tmp_path):
     model = ours(folder, lora_rank=2, lora_alpha=6)
-    shake(model.network)
-    start = noise(model)
-    end = draw(model, model.network, start)
-    model.save(tmp_path, model.network)
-    with_adapters = theirs(folder, start, "latent", lora=tmp_path)
-    torch.testing.assert_close(with_adapters, end, atol=1e-5, rtol=0)
-    assert (theirs(folder, start, "latent") - with_adapters).abs().max() > 1e-3
+    check_adapters(model, tmp_path, lambda x, lora: theirs(folder, x, "latent", lora=lora))
 
 
 def test_the_clips_of_the_pipeline_are_the_default(folder):

@@ -18,7 +18,7 @@ from pipelines.visual.conditioning_image import conditioning_image
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
 from tests.building import load, refuse_foreign
-from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, shake
+from tests.libraries.pipelines.visual.drawing import STEPS, check_adapters, draw, noise
 from tests.tiny import maker, tiny_checkpoint
 from tests.tiny.parts import qwen_images
 
@@ -213,13 +213,7 @@ def test_bad_input_is_told(folder):
 
 def test_saved_adapters_give_diffusers_the_same_picture(folder, tmp_path):
     model = ours(folder, lora_rank=2, lora_alpha=6)
-    shake(model.network)
-    start = noise(model)
-    end = draw(model, model.network, start, PROMPTS)
-    model.save(tmp_path, model.network)
-    with_adapters = theirs(folder, start, 4.0, "latent", lora=tmp_path)
-    torch.testing.assert_close(with_adapters, flux.pack(end), atol=1e-5, rtol=0)
-    assert (theirs(folder, start, 4.0, "latent") - with_adapters).abs().max() > 1e-3
+    check_adapters(model, tmp_path, lambda x, lora: theirs(folder, x, 4.0, "latent", lora=lora), flux.pack, PROMPTS)
 
 
 def test_a_tree_runs_on_it_with_the_guidance_of_the_rollout(folder):

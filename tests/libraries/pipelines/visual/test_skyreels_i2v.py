@@ -15,8 +15,8 @@ from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.options import MemoryOptions
 from tests.building import load
-from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, released, shake
-from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, UNJUDGED, WORDS, clips_of
+from tests.libraries.pipelines.visual.drawing import STEPS, check_adapters, draw, noise, released
+from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, UNJUDGED, clips_of
 from tests.tiny import maker, tiny_checkpoint
 
 
@@ -66,22 +66,11 @@ def test_a_clip_equals_that_of_the_pipeline_of_diffusers(folder, guidance, true_
     assert model.evaluations_per_row == (2 if true_cfg_scale > 1 else 1)
 
 
-def test_the_picture_decides_too(folder):
-    model = ours(folder)
-    start = noise(model)[:1].expand(3, -1, -1, -1, -1)
-    end = draw(model, model.network, start, PICTURED)
-    assert WORDS[0] == WORDS[2] and (end[0] - end[2]).abs().max() > 1e-2
-
-
 def test_saved_adapters_give_diffusers_the_same_clip(folder, tmp_path):
     model = ours(folder, lora_rank=2, lora_alpha=6)
-    shake(model.network)
-    start = noise(model)
-    end = draw(model, model.network, start, PICTURED)
-    model.save(tmp_path, model.network)
-    adapted = theirs(folder, start, 1.0, 6.0, "latent", lora=tmp_path)
-    torch.testing.assert_close(adapted, end, atol=2e-5, rtol=0)
-    assert (theirs(folder, start, 1.0, 6.0, "latent") - adapted).abs().max() > 1e-3
+    check_adapters(
+        model, tmp_path, lambda x, lora: theirs(folder, x, 1.0, 6.0, "latent", lora=lora), prompts=PICTURED, close=2e-5
+    )
 
 
 @pytest.mark.parametrize("plan", UNJUDGED)

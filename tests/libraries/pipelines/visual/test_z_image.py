@@ -13,7 +13,13 @@ from mmgrpo.types import Prompt
 from pipelines.visual import z_image
 from pipelines.visual.flow import FlowModel
 from tests.building import load
-from tests.libraries.pipelines.visual.drawing import PROMPTS, draw, drawn_by_diffusers, noise, released, shake
+from tests.libraries.pipelines.visual.drawing import (
+    PROMPTS,
+    check_adapters,
+    draw,
+    drawn_by_diffusers,
+    noise,
+)
 from tests.tiny import maker, tiny_checkpoint
 
 
@@ -44,28 +50,6 @@ def test_a_sample_equals_the_pipeline_of_diffusers(folder, scale, normalization)
     torch.testing.assert_close(pictures, theirs(folder, start, scale, "pt", normalization), atol=1e-5, rtol=0)
     assert pictures.shape[1:] == (3, 16, 24) and pictures.std() > 0.01
     assert model.evaluations_per_row == (1 if scale == 0 else 2)
-
-
-@pytest.mark.parametrize("steps", [1, 4, 9])
-def test_the_noise_levels_are_those_of_the_pipeline(folder, steps):
-    pipe = released("ZImagePipeline", folder)
-    pipe(prompt="a", height=16, width=24, num_inference_steps=steps, output_type="latent")
-    assert torch.equal(ours(folder).grid(steps).levels, pipe.scheduler.sigmas)
-
-
-def test_the_network_is_told_how_clean_the_picture_is_and_predicts_the_way_to_it(folder):
-    model, told = ours(folder), []
-
-    def network(pictures, time, prompts, return_dict):
-        told.append((time.tolist(), [len(prompt) for prompt in prompts], [picture.shape for picture in pictures]))
-        return (pictures,)
-
-    x = noise(model)
-    velocity = model.predict(network, x, torch.tensor([1.0, 0.75, 0.0]), model.encode(PROMPTS))  # type: ignore[arg-type]
-    assert torch.equal(velocity, -x)
-    (times, lengths, shapes), shape = told[0], (4, 1, 8, 12)
-    assert times == [0.0, 0.25, 1.0] and shapes == [shape] * 3
-    assert lengths == [len(prompt.text) + 8 for prompt in PROMPTS]  # bytes, and 8 tokens of the chat template
 
 
 def test_guidance_may_not_lengthen_a_prediction_beyond_its_limit(folder):
@@ -107,10 +91,4 @@ def test_a_position_is_left_before_the_prompt_and_one_for_the_picture_behind_it(
 
 def test_saved_adapters_give_diffusers_the_same_picture(folder, tmp_path):
     model = ours(folder, lora_rank=2, lora_alpha=6)
-    shake(model.network)
-    start = noise(model)
-    end = draw(model, model.network, start)
-    model.save(tmp_path, model.network)
-    with_adapters = theirs(folder, start, 0.0, "latent", lora=tmp_path)
-    torch.testing.assert_close(with_adapters, end, atol=1e-5, rtol=0)
-    assert (theirs(folder, start, 0.0, "latent") - with_adapters).abs().max() > 1e-3
+    check_adapters(model, tmp_path, lambda x, lora: theirs(folder, x, 0.0, "latent", lora=lora))
