@@ -246,43 +246,6 @@ def test_overrides_of_a_preset_take_effect(words):
     assert changed.metrics[0]["grad_norm"] < 0.5 * plain.metrics[0]["grad_norm"]
 
 
-def test_settings_of_the_optimizer_and_of_evaluation_take_effect(words):
-    still = paint(
-        words, name="still", heldout=["a blue circle", "a red square"], optim={"lr": 0.0, "weight_decay": 0.0}
-    )
-    evaluation = {"every": 1, "samples": 2, "prompts": 1}
-    moved = paint(
-        words, name="moved", heldout=["a blue circle", "a red square"], optim={"lr": 0.02}, evaluation=evaluation
-    )
-    untrained = dict(painter(words).network.named_parameters())
-    assert all(torch.equal(p, untrained[name]) for name, p in still.policy.network.named_parameters())
-    assert not all(torch.equal(p, untrained[name]) for name, p in moved.policy.network.named_parameters())
-    assert [line["lr"] for line in still.metrics + moved.metrics] == [0.0, 0.0, 0.02, 0.02]
-    assert still.summary["eval"]["after"]["brightness"]["n"] == 2
-    assert moved.summary["eval"]["after"]["brightness"]["n"] == 1 and config_of(moved)["eval"]["samples"] == 2
-    assert len(list((moved.folder / "evaluations").iterdir())) > len(list((still.folder / "evaluations").iterdir()))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"model": {"height": 32}}, "'model'"),
-        ({"sampling": {"steps": 9}}, "'sampling'"),
-        ({"eval": {"every": 1}}, "'eval'"),
-        ({"algorithm": {"preset": "grpo"}}, "'algorithm.preset'"),
-        ({"data": {"train": "a.txt"}}, "'data.train'"),
-        ({"data": {"heldout": "a.txt"}}, "'data.heldout'"),
-        ({"data": {"group_size": 2}}, "'data.group_size'.*group_size"),
-        ({"dry_run": True}, "'dry_run'"),
-        ({"prompts": []}, "prompt.*0"),
-    ],
-)
-def test_a_setting_that_would_not_count_is_refused(options, message, words, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        paint(words, **options)
-    assert not (tmp_path / "runs").exists()
-
-
 # ---- the run
 
 

@@ -182,14 +182,3 @@ def test_an_option_under_its_old_name_is_refused_with_its_new_one(command, old, 
         call(command, f"{old}=1")
     known = {name for one in families().values() for name in option_names(config_class(one.sections))}
     assert new in known | {"--batch-size"}
-
-
-@pytest.mark.parametrize(("command", "family"), [("sample", "flux"), ("evaluate", "image_text"), ("sample", "whisper")])
-def test_help_shows_the_options_of_the_family(command, family, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit):
-        call(command, "--model.family", family, "--help")
-    shown = capsys.readouterr().out
-    sections = families()[family].sections
-    names = [f"--{part}.{name[2:]}" for part in ("model", "sampling") for name in option_names(getattr(sections, part))]
-    assert [name for name in [*names, "--run", "--batch-size"] if name not in shown] == []

@@ -198,16 +198,6 @@ def test_a_choice_of_no_preset_is_an_error_that_says_what_there_is(arguments, me
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("kind", ["Video", "Audio"])
-def test_rewards_are_listed_by_what_they_score(kind, capsys):
-    main.run(["rewards", kind.lower()])
-    names = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
-    scored = [name for name, one in entries().items() if (read := one.read_manifest()) and kind in read.scores]
-    assert len(scored) > 20 and {name for name in names if kind.lower() not in name} == {
-        name for name in scored if kind.lower() not in name
-    }
-
-
 def test_a_list_can_be_of_the_names_that_contain_something(capsys):
     main.run(["rewards", "wer"])
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]

@@ -153,16 +153,3 @@ def test_nothing_is_scored_before_all_files_are_known_to_be_of_a_kind(files, cap
     with pytest.raises(ValueError, match="b.pkl.*'.pkl'"):
         call("score", "--reward", f"{__name__}:seen(process=False)", "good.txt", "b.pkl")
     assert calls == [] and capsys.readouterr().out == ""
-
-
-def test_torch_computes_with_as_many_threads_as_it_is_told(files):
-    before = torch.get_num_threads()
-    options = ["--reward", f"{__name__}:seen(process=False)", "good.txt"]
-    try:
-        for threads, present in ((3, 3), (0, 3), (2, 2)):
-            call("score", "--threads", threads, *options)
-            assert torch.get_num_threads() == present
-        call("score", *options)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)

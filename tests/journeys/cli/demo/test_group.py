@@ -12,7 +12,7 @@ from mmgrpo.cli.demo import group
 from mmgrpo.cli.demo.group import CHOOSE, show, steps_of, with_groups_first
 from mmgrpo.cli.demo.models import Opened
 from tests.journeys.cli.demo.fakes import page as page_of
-from tests.unit.report.test_group_runs import BAD, fresh, strange
+from tests.unit.report.test_group_runs import fresh, strange
 
 
 def opened(tmp_path: Path, **changes) -> Opened:
@@ -55,16 +55,6 @@ def test_a_damaged_group_is_an_error_of_one_line(tmp_path):
     with pytest.raises(gr.Error, match="got 0 members") as caught:
         show(known, "full", 0)
     assert "\n" not in caught.value.message
-
-
-def test_texts_reach_the_page_as_texts_also_for_the_templates_of_gradio(tmp_path):
-    def change(record, member):
-        record["prompt"]["text"] = BAD
-        member.update(output={"kind": "text", "text": BAD}, rewards={BAD: 1.0})
-
-    _, _, content = show(opened(tmp_path, change=change), "full", 0).partition("</style>")
-    assert "<script" not in content and not set("{}$`\\") & set(content)
-    assert content.count("&#123;&#123;x&#125;&#125;&#36;&#123;x&#125;") == 3
 
 
 def test_the_script_sets_texts_only():

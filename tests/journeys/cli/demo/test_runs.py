@@ -99,13 +99,6 @@ def test_links_out_of_a_run_are_not_followed(tmp_path, name):
     assert ("<figcaption>after" in parts["samples"]) == (not name.startswith("samples"))
 
 
-@pytest.mark.parametrize("names", [["../a"], ["/etc"], ["a", "nothing"]])
-def test_names_that_are_not_open_are_refused(tmp_path, names):
-    of = opened(write_run(tmp_path / "a"))
-    with pytest.raises(gr.Error, match="open"):
-        overview(of, names)
-
-
 def test_runs_that_appear_in_the_opened_folders_are_found(tmp_path):
     old = write_run(tmp_path / "runs" / "old")
     new = write_run(tmp_path / "runs" / "new")

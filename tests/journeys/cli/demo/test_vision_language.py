@@ -11,9 +11,7 @@ from PIL import Image as Pil
 
 from mmgrpo.cli.demo.compare import EXAMPLES, OWN, Examples
 from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened
-from mmgrpo.cli.demo.parts import refused
-from mmgrpo.cli.demo.vision_language import ask, prompt_of, read_upload, split, system_of, tab
-from mmgrpo.data.limits import Unreadable
+from mmgrpo.cli.demo.vision_language import ask, prompt_of, split, system_of, tab
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Image, Prompt, Text, Turn
 from tests.journeys.cli.demo.fakes import answering, broken, page, pair
@@ -150,21 +148,6 @@ def test_what_the_page_does_not_offer_is_refused_before_a_model_is_loaded(name, 
     with pytest.raises(ValueError) as error:
         next(ask(found, Examples(found), name, key, None, *fields.values()))  # type: ignore[arg-type]
     assert expected in str(error.value)
-
-
-def test_uploads_beyond_the_limits_of_data_are_refused_by_name(tmp_path):
-    bomb, text, sound = tmp_path / "bomb.png", tmp_path / "text.png", tmp_path / "sound.wav"
-    Pil.new("1", (9000, 9000)).save(bomb)
-    text.write_text("not an image")
-    sound.write_bytes(b"RIFF")
-    for file, expected in ((bomb, "81,000,000 pixels"), (text, "cannot be read"), (sound, "a file of kind audio")):
-        with pytest.raises(ValueError, match=expected) as error:
-            read_upload(str(file))
-        assert str(tmp_path) not in str(error.value)
-    (video := tmp_path / "video.mp4").write_bytes(b"#EXTM3U\nfile:///etc/passwd\n")
-    with pytest.raises(Unreadable) as error:
-        read_upload(str(video))
-    assert str(tmp_path) not in (shown := refused(error.value, str(video))) and "video.mp4" in shown
 
 
 def test_a_run_that_was_not_trained_has_one_side():

@@ -16,7 +16,7 @@ from mmgrpo.cli.demo.compare import Comparison, Side, status_of
 from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened
 from mmgrpo.cli.demo.visual import Drawn, Sample, command, prompt_of, rewards_table
 from mmgrpo.types import Image, Media, Prompt, Text, Turn
-from tests.journeys.cli.demo.fakes import EVIL, NAN, drawn, page, painters, pair, silent
+from tests.journeys.cli.demo.fakes import NAN, drawn, painters, pair
 
 
 def comparison(before: Any, after: Any = None, *, scored: int = 2, weight: float = 1.0, **changes: Any) -> Drawn:
@@ -144,22 +144,6 @@ def test_videos_have_players_and_a_model_alone_has_its_image():
     assert not last[2]["visible"] and last[3].count('src="data:video/mp4;base64,') == 2
     last = results(painters([BEFORE]), "a", "a wall", None, 3, 2)[-1]
     assert last[3].count("<img") == 1 and not last[2]["visible"] and "no trained model" in status_of(last[0])
-
-
-def test_errors_are_one_line_without_mark_up_and_other_models_are_refused():
-    opened = painters()
-    functions = page(visual.tab, opened)["functions"]
-    for name, text, words in (
-        ("a", f"unreadable\n {EVIL}", "cannot be read"),
-        ("a", None, "empty"),
-        ("../../etc/passwd", "a", "model"),
-        ("", "a", "model"),
-    ):
-        with pytest.raises(gr.Error, match=words) as error:
-            list(functions["show"](silent, name, text, None, 3, 2))
-        assert "<img" not in error.value.message and "\n" not in error.value.message and not opened.lock.locked()
-    with pytest.raises(gr.Error, match="model"):
-        functions["choose_pair"]("b")
 
 
 def test_a_card_or_the_best_by_a_reward_is_shown_of_each_side():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -71,15 +70,6 @@ def test_greedy_completions_are_those_of_the_librarys_generate(prompt, loaded):
     assert (found.text, found.tokens) == (loaded.decode(made.tolist()), len(made))
 
 
-def test_what_is_shown_changes_what_is_said(loaded):
-    policy = TokenPolicy(loaded, max_tokens=6)
-    made = rollout(policy, [PICTURE], group_size=2)
-    ids = kept(made).ids[0][made.decisions.decision_mask[0]]
-    other = asked("picture", image(16, 16, 99), "what is it ?")
-    gap = plain_log_probs(loaded, PICTURE, ids) - plain_log_probs(loaded, other, ids)
-    assert gap.abs().max() > 0.01
-
-
 def forwards_of_the_tower(network: Any, seen: list[int]) -> Any:
     return tower(network).register_forward_hook(lambda *_: seen.append(1))
 
@@ -127,13 +117,6 @@ def test_silent_tokens_are_never_sampled_even_when_the_network_wants_them(loaded
     assert [one.text for one in greedy] == [
         one.text for one in TokenPolicy(loaded, max_tokens=6).sample(Request(EVERY, list(range(5)), 1, 0))
     ]
-
-
-def test_rows_of_the_embedding_without_a_token_are_never_sampled(loaded):
-    size, own = len(loaded.tokenizer), dataclasses.replace(loaded, network=copy.deepcopy(loaded.network))
-    own.network.resize_token_embeddings(size + 3, mean_resizing=False)
-    larger = dataclasses.replace(own)
-    assert larger.suppress_tokens >= {size, size + 1, size + 2} and max(larger.suppress_tokens) == size + 2
 
 
 def test_silent_tokens_have_no_probability_in_scoring(loaded):
@@ -203,16 +186,6 @@ def test_a_prompt_that_is_too_long_is_refused_by_name_and_nothing_is_cut(name, f
     wanted = rf"prompt 'both' has {lengths['both']} tokens .* max_prompt_tokens={lengths['both'] - 1}; .*max_pixels"
     with pytest.raises(ValueError, match=wanted):
         rollout(TokenPolicy(short, max_tokens=2), [WORDS, BOTH])
-
-
-def test_a_small_picture_does_not_change_how_its_neighbours_are_read(loaded):
-    large, small = asked("large", image(32, 32, 7), "what ?"), asked("small", image(3, 2, 8), "what ?")
-    together = loaded.encode([large, small, large])
-    alone = loaded.encode([large])
-    inside = loaded.encode([asked("two", image(3, 2, 8), image(32, 32, 7), "what ?")])
-    for shown in (together.media[0][0], together.media[2][0], inside.media[0][1]):
-        assert shown.size == alone.media[0][0].size
-        assert torch.equal(pixels(shown), pixels(alone.media[0][0]))
 
 
 def test_a_text_that_holds_a_mark_of_media_is_refused(name, loaded):

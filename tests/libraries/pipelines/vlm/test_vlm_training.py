@@ -97,25 +97,6 @@ def test_the_ratio_begins_at_one_though_the_config_asks_for_dropout_and_activati
         torch.testing.assert_close(scored.detach(), before, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("share_prefix", [True, False])
-def test_checkpointing_makes_activations_again_and_the_same_gradient(share_prefix, name, folder):
-    plain = token_policy(name, folder, freeze_vision=False)
-    checkpointed = token_policy(
-        name, folder, freeze_vision=False, gradient_checkpointing=True, share_prefix=share_prefix
-    )
-    made = rollout(plain, EVERY)
-    torch.testing.assert_close(
-        rollout(checkpointed, EVERY).decisions.log_probs, made.decisions.log_probs, rtol=0, atol=1e-5
-    )
-    wanted, passes = gradient(plain, made), []
-    for which, layer in checkpointed.network.named_modules():
-        if which.endswith(".mlp") and "merger" not in which:
-            layer.register_forward_pre_hook(lambda layer, given: passes.append(id(layer)))
-    assert distance(gradient(checkpointed, made), wanted) < 1e-5
-    counts = {passes.count(one) for one in passes}
-    assert counts == {2}  # every layer ran twice, those of the tower too
-
-
 @pytest.mark.parametrize("settings", [{"lora_rank": 2}, {"lora_rank": 2, "freeze_vision": False}, {}], ids=str)
 def test_checkpointing_leaves_the_gradient_where_what_comes_before_a_layer_is_frozen(settings, name, folder):
     """Adapters behind frozen embeddings: no input of the first layer needs a gradient."""
@@ -152,18 +133,6 @@ def test_a_trained_tower_is_adapted_too_where_the_targets_name_it(folder, name):
     gradient(policy, rollout(policy, [PICTURE]))
     adapted = [p for p in tower(policy.network).parameters() if p.requires_grad]
     assert adapted and all(p.grad is not None for p in adapted) and not policy.model.frozen_media
-
-
-def test_whole_training_keeps_the_reference_that_it_was_asked_to_keep(name, folder):
-    policy = token_policy(name, folder, freeze_vision=False, keep_reference=True)
-    made = rollout(policy)
-    step(policy, made)
-    assert (rescored(policy, made) - made.decisions.log_probs).abs().max() > 0.01
-    reference = rescored(policy, made, "reference.log_probs")
-    torch.testing.assert_close(reference, made.decisions.log_probs, rtol=0, atol=1e-5)
-    lone = token_policy(name, folder)
-    with pytest.raises(ValueError, match="keep_reference"):
-        rescored(lone, rollout(lone, [PICTURE]), "reference.log_probs")
 
 
 def test_a_saved_model_is_an_ordinary_folder_with_equal_logits(name, folder, tmp_path):
@@ -208,18 +177,6 @@ def test_computing_in_bfloat16_keeps_likelihoods_and_what_trains_in_fp32(name, f
         base = [p.dtype for p in policy.network.parameters() if not p.requires_grad]
         assert set(base) == {torch.bfloat16 if settings else torch.float32}
         assert all(value.isfinite().all() for value in gradient(policy, made).values())
-
-
-def test_a_sampler_of_lower_precision_records_what_it_thought(name, folder):
-    policy = token_policy(name, folder, sampling_dtype="bfloat16", freeze_vision=False)
-    made = rollout(policy)
-    real = made.decisions.decision_mask
-    sampler = made.decisions.fields["sampler_log_probs"]
-    gap = (sampler - made.decisions.log_probs)[real].abs()
-    assert sampler.dtype == torch.float32 and 1e-4 < gap.max() < 0.5
-    # The old log-probs are the trainer's own, so that the first ratio is one.
-    torch.testing.assert_close(rescored(policy, made), made.decisions.log_probs, rtol=0, atol=1e-5)
-    assert kept(made).features is None
 
 
 def test_truncated_importance_sampling_weighs_what_a_lower_precision_drew(name, folder, tmp_path):
