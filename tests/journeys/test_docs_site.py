@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("mkdocs", reason="the site needs pip install 'mmgrpo[docs]'")
 
-from docs.site import docstrings, hooks
+from docs.site import hooks
 from tests import ROOT
 from tests.pages import DOCS, PAGES, anchors
 
@@ -184,14 +184,6 @@ def test_a_listing_with_a_name_has_it_as_title() -> None:
     assert shown("```python") == "```python"
 
 
-def test_names_in_tables_may_break() -> None:
-    content = "<p><code>a/b</code></p><td>a/b <code>reward/&lt;name&gt;/std_of</code> <code>0.5</code></td>"
-    shown = hooks.on_page_content(content, *[None] * 3)
-    assert shown.replace("<wbr>", "|") == (
-        "<p><code>a/b</code></p><td>a/b <code>reward/|&lt;name&gt;/|std_|of</code> <code>0.5</code></td>"
-    )
-
-
 def test_a_formula_is_drawn_in_the_colour_of_the_text_and_read_aloud() -> None:
     drawn = hooks.drawn(r"x_i < \frac{1}{2}")
     assert drawn.startswith('<svg class="math" role="img" aria-label="x_i &lt; \\frac{1}{2}"')
@@ -207,10 +199,3 @@ def test_every_formula_of_the_documentation_can_be_drawn() -> None:
             assert "<path d=" in hooks.drawn(hooks.display(formula))
             count += 1
     assert count > 40
-
-
-def test_a_docstring_is_markdown() -> None:
-    text = "Files ``<folder>/a``, <b>.\n\n    >>> f(\n    ...     1)\n    2 < 3\n\nMore."
-    assert docstrings.markdown(text) == (
-        "Files `<folder>/a`, &lt;b>.\n\n```pycon\n>>> f(\n...     1)\n2 < 3\n```\n\nMore."
-    )

@@ -12,13 +12,6 @@ from mmgrpo.scoring.manifest import Manifest
 ROWS = [("One", "a", "the first"), ("Two", "longer", "the second"), ("One", "lone", "")]
 
 
-def test_descriptions_begin_in_one_column_below_their_headings(capsys):
-    show(lambda: ROWS, [], "things")
-    assert capsys.readouterr().out == "One\n  a       the first\n  lone\n\nTwo\n  longer  the second\n"
-    show(lambda: ROWS, ["lo", "g"], "things")
-    assert capsys.readouterr().out == "Two\n  longer  the second\n"
-
-
 @pytest.mark.parametrize("option", ["-h", "--help"])
 def test_help_reads_nothing(option, capsys):
     show(lambda: pytest.fail("read"), [option], "things")

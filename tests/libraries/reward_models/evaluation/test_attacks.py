@@ -120,11 +120,6 @@ def test_of_a_long_clip_frames_at_even_distances_are_kept(tmp_path, frames, chos
         assert clip.frames.shape[1:] == (3, 32, 32) and clip.fps == pytest.approx(fps)
 
 
-def test_a_clip_has_at_most_64_frames(tmp_path):
-    for count, kept in ((64, 64), (65, 64)):
-        assert len(read_video(written(tmp_path / f"{count}.mp4", [9] * count)).frames) == kept
-
-
 def test_a_clip_that_cannot_be_read_is_an_error(tmp_path):
     pytest.importorskip("av")
     (tmp_path / "torn.mp4").write_bytes(b"no clip")
@@ -153,23 +148,6 @@ class Container:
         assert stream is self.streams.video[0]
         frames = [np.full((2, 3, 3), level, np.uint8) for level in self.levels]
         return [SimpleNamespace(time=None, to_ndarray=lambda format, frame=frame: frame) for frame in frames]
-
-
-@pytest.mark.parametrize(("rate", "fps"), [(None, 1), (3, 3)])
-def test_a_clip_without_a_rate_has_a_frame_a_second(rate, fps, monkeypatch):
-    av = pytest.importorskip("av")
-    monkeypatch.setattr(av, "open", lambda *_: Container(rate, 51, 51))
-    clip = read_video(b"clip")
-    assert clip.fps == fps and clip.frames.shape == (2, 3, 2, 3) and float(clip.frames.mean()) == pytest.approx(0.2)
-
-
-def test_a_clip_without_a_frame_is_an_error(tmp_path, monkeypatch):
-    av = pytest.importorskip("av")
-    monkeypatch.setattr(av, "open", lambda *_: Container(2))
-    (tmp_path / "empty.mp4").touch()
-    for source, name in ((tmp_path / "empty.mp4", "empty.mp4"), (b"clip", "a video")):
-        with pytest.raises(OSError, match=f"{name}.*frame"):
-            read_video(source)
 
 
 def compared(*texts: str, ranks=FIRST, **others) -> Comparison:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from mmgrpo.types import Image
 from reward_models.judges.local import LocalJudge, first_tokens, load_judge
@@ -180,19 +180,6 @@ def test_a_question_begins_once_where_template_and_tokenizer_both_write_the_begi
     judge = load_judge(str(tiny_checkpoint(maker("image_text"), kind="gemma3", published=True)))
     (batch,) = judge._batches(QUESTIONS[:1])
     assert batch["input_ids"].tolist()[0].count(judge.processor.tokenizer.bos_token_id) == 1
-
-
-def test_a_judge_is_frozen_asked_eight_questions_at_a_time_and_in_float32_on_the_cpu(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "half")
-    tensors = load_file(tmp_path / "half" / "model.safetensors")
-    half = {name: value.bfloat16() for name, value in tensors.items()}
-    save_file(half, tmp_path / "half" / "model.safetensors", {"format": "pt"})
-    config = json.loads((tmp_path / "half" / "config.json").read_text())
-    (tmp_path / "half" / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
-    judge = load_judge(str(tmp_path / "half"))
-    assert judge.batch == 8 and not judge.network.training
-    assert {(one.dtype, one.requires_grad) for one in judge.network.parameters()} == {(torch.float32, False)}
-    assert judge.processor.tokenizer.padding_side == "left", "new tokens come after the text"
 
 
 @pytest.mark.parametrize(
