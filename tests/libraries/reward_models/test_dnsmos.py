@@ -132,9 +132,3 @@ def test_dnsmos_without_files_on_disk_is_told(monkeypatch):
         monkeypatch.setattr(dnsmos.importlib.util, "find_spec", lambda name, spec=spec: spec)
         with pytest.raises(FileNotFoundError, match="speechmos"):
             dnsmos._session.__wrapped__()
-
-
-def test_dnsmos_without_its_package_names_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "speechmos", None)
-    with pytest.raises(ModuleNotFoundError, match="speechmos"):
-        dnsmos._session.__wrapped__()

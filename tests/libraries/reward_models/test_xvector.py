@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -186,12 +185,6 @@ def test_a_checkpoint_in_half_precision_is_read_in_full(tmp_path):
 def test_weights_belong_to_the_default_encoder_only():
     with pytest.raises(ValueError, match="encoder='a/b.*weights='c.whl"):
         speaker_similarity([PROMPT], [voice(0.5)], reference="a.wav", encoder="a/b", weights="c.whl")
-
-
-def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ModuleNotFoundError, match=r"transformers.*\[voice\]"):
-        xvector_encoder(str(tmp_path / "any"))
 
 
 def test_weights_that_no_embedding_uses_may_be_missing(tmp_path):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from io import BytesIO
 
 import numpy as np
@@ -368,12 +367,6 @@ def test_paths_in_a_data_set_are_of_its_folder(tmp_path):
 def test_files_are_read_through_the_same_door(tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo")
     assert hub.load_prompts(tmp_path / "a.txt") == load_prompts(tmp_path / "a.txt")
-
-
-def test_a_missing_library_is_named_with_its_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r"'.*\[vlm\]'"):
-        hub.load_prompts(f"hf:{tmp_path}@train")
 
 
 def test_a_clip_needs_no_text():

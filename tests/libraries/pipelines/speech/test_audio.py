@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from dataclasses import replace
 
@@ -173,21 +172,6 @@ def test_what_is_no_sound_is_refused_by_name(tmp_path):
         read_audio(Media("audio", str(tmp_path / "none.wav")))
     with pytest.raises(Unreadable, match="tuple.*Audio"):
         read_audio(Media("audio", ("a.wav", "b.wav")))
-
-
-def test_a_missing_package_is_named(tmp_path, monkeypatch):
-    clip = written(tmp_path / "a.wav", tone(8_000), 8_000)
-    audio = read_audio(clip)
-    monkeypatch.setitem(sys.modules, "soxr", None)
-    with pytest.raises(ModuleNotFoundError, match=r"'soxr'.*\[speech\]"):
-        resample(audio, 16_000)
-    (tmp_path / "b.wav").write_text("hello")
-    monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(Unreadable, match="'av'"):
-        read_audio(Media("audio", str(tmp_path / "b.wav")))
-    monkeypatch.setitem(sys.modules, "soundfile", None)
-    with pytest.raises(ModuleNotFoundError, match="soundfile"):
-        read_audio(clip)
 
 
 def hearing(**model):

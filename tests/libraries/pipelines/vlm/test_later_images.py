@@ -14,11 +14,8 @@ from torch import Tensor, nn
 
 from mmgrpo.config.settings import config_class
 from mmgrpo.data.chat import ChatTemplate
-from mmgrpo.engines.engine import Synchronized, parameters
-from mmgrpo.engines.sampler import OwnSampler
 from mmgrpo.family import families
 from mmgrpo.policies.token_model import Query
-from mmgrpo.policies.walks import Completion
 from mmgrpo.types import Image, Media, Prompt, Request, Turn
 from pipelines.tools import schemas
 from pipelines.vlm import image_text, qwen_vl_tiny
@@ -63,15 +60,6 @@ def zoom(what: str) -> Image:
         what: What.
     """
     return image_of(0)
-
-
-def thin(what: str) -> Any:
-    """Look.
-
-    Args:
-        what: What.
-    """
-    return Image(noise(3, 2, 900, seed=1))
 
 
 @pytest.fixture(scope="module", params=[*KINDS, *(f"{kind}, published" for kind in KINDS if "llava" not in kind)])
@@ -204,19 +192,6 @@ def test_another_image_changes_what_stands_behind_it_alone(looked):
     assert not moved[[one for one in range(len(shown)) if one != row]].any()
 
 
-@pytest.mark.slow
-def test_completions_without_calls_are_those_of_a_run_without_tools(looked, monkeypatch):
-    policy, made = looked
-    monkeypatch.setattr(policy, "walk", Completion())
-    plain = drawn(policy, 16)
-    silent = [row for row, one in enumerate(made.outputs) if not one.calls]
-    assert silent and len(silent) < len(made.outputs)
-    for row in silent:
-        length = int(made.steps.real[row].sum())
-        assert torch.equal(made.steps.ids[row, :length], plain.steps.ids[row, :length])
-        assert torch.equal(made.decisions.log_probs[row, :length], plain.decisions.log_probs[row, :length])
-
-
 @pytest.mark.parametrize("kind", ["qwen3_vl", pytest.param("gemma3", marks=pytest.mark.nightly)])
 def test_whole_samples_are_read_again_where_nothing_is_shared(kind, tmp_path):
     path = folder_of(kind, tmp_path)
@@ -225,22 +200,6 @@ def test_whole_samples_are_read_again_where_nothing_is_shared(kind, tmp_path):
     one, two = drawn(shared), drawn(replayed)
     assert torch.equal(one.steps.ids, two.steps.ids) and any(one.steps.shown)
     torch.testing.assert_close(one.decisions.log_probs, two.decisions.log_probs, rtol=0, atol=1e-5)
-
-
-def test_an_image_that_the_processor_does_not_take_is_the_error_of_its_call(tmp_path):
-    made = drawn(seeing(folder_of("qwen3_vl", tmp_path), "thin"))
-    calls = [call for one in made.outputs for call in one.calls if call.name == "thin"]
-    assert calls and all("aspect ratio" in call.error and not call.images for call in calls)
-    assert not made.steps.shown
-
-
-def test_an_engine_is_given_the_images_as_well(tmp_path):
-    path = folder_of("qwen3_vl", tmp_path)
-    policy, drawing = seeing(path), seeing(path)
-    policy.draw_with(Synchronized(OwnSampler(drawing), lambda: parameters(policy.network), policy.model, max_gap=1e-3))
-    made = drawn(policy)
-    assert any(made.steps.shown)
-    torch.testing.assert_close(made.decisions.fields["sampler_log_probs"], made.decisions.log_probs, rtol=0, atol=1e-5)
 
 
 # ---- how tensors of images are joined

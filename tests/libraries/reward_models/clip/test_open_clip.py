@@ -5,7 +5,6 @@ Pillow 13 rounds some pixels of a resized picture otherwise than 12, with which 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import sys
@@ -216,12 +215,6 @@ def test_a_checkpoint_without_a_tokenizer_says_so(tmp_path):
     save_file(in_open_clip_names(wide()), tmp_path / "HPS_v2.1_compressed.safetensors")
     with pytest.raises(FileNotFoundError, match="clip_score.*tokenizer="):
         clip_score(PROMPTS, pictures(), weights=str(tmp_path / "HPS_v2.1_compressed.safetensors"))
-
-
-@pytest.mark.skipif(importlib.util.find_spec("open_clip") is not None, reason="open_clip is installed")
-def test_without_the_package_its_models_name_the_extra():
-    with pytest.raises(ModuleNotFoundError, match=r"open_clip:ViT-B-32/openai.*\[clip\]"):
-        clip_score(PROMPTS, pictures(), weights="open_clip:ViT-B-32/openai")
 
 
 def test_the_package_gives_what_renamed_keys_give(folder):

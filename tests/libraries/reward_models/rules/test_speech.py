@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 import torch
@@ -387,17 +386,3 @@ def test_each_is_known_by_name_and_wants_texts_and_transcripts(name):
         reward([Prompt("", "1")], [Text("a")])
     with pytest.raises(ValueError, match="zip"):
         reward(prompts, [Text("a")])
-
-
-@pytest.mark.parametrize(
-    ("library", "call"),
-    [
-        ("whisper_normalizer", transcripts.spellings),
-        ("rapidfuzz.distance", lambda: transcripts.word_errors(["a"], ["b"])),
-        ("sacrebleu", lambda: translation._metrics()),
-    ],
-)
-def test_a_missing_package_is_named(monkeypatch, library, call):
-    monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ModuleNotFoundError, match=r"\[speech\]"):
-        call()

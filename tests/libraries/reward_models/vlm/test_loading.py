@@ -1,4 +1,4 @@
-"""What published models are loaded with when nothing else is said, and that no code of a folder is run."""
+"""What published models are loaded with when nothing else is said."""
 
 from __future__ import annotations
 
@@ -41,27 +41,6 @@ def asked(monkeypatch) -> list[tuple[str, dict[str, Any]]]:
 
         monkeypatch.setattr(kind, "from_pretrained", read)
     return calls
-
-
-def test_no_code_of_a_base_is_run(asked):
-    qwen2_vl.read_base("a/b", ["<|Reward|>"], "mine")
-    assert asked == [(name, {"trust_remote_code": False}) for name in ("AutoConfig", "AutoTokenizer")]
-
-
-def test_clap_is_read_from_safetensors_without_code_of_its_own(asked):
-    with pytest.raises(ValueError, match="clap.*a/b"):
-        clap.load.__wrapped__("a/b", "cpu")
-    tokenizer, _, network = asked
-    assert tokenizer == ("AutoTokenizer", {"trust_remote_code": False})
-    assert network[0] == "ClapModel" and network[1]["use_safetensors"]
-
-
-def test_videoscore_runs_no_code_of_its_folder(asked, tmp_path):
-    (tmp_path / "config.json").touch()
-    save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(OSError, match="far enough"):
-        videoscore.load.__wrapped__(str(tmp_path), "cpu")
-    assert asked == [(name, {"trust_remote_code": False}) for name in ("AutoConfig", "AutoProcessor")]
 
 
 @pytest.mark.parametrize(
