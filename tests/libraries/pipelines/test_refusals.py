@@ -90,6 +90,27 @@ def test_a_target_is_proposed_by_the_last_two_parts_of_a_name_without_numbers():
     assert "Known: 0" not in str(error.value)
 
 
+@pytest.mark.parametrize("change", ["missing", "unexpected"])
+def test_adapters_that_do_not_fit_are_refused(change):
+    from transformers import LlamaConfig, LlamaModel
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    made = LlamaModel(LlamaConfig(vocab_size=5, **sizes))
+    lora.add_lora(made, 2, 4.0, ["q_proj"], 0)
+    weights, config = lora.lora_weights(made)
+    weights = {name: value + 1 for name, value in weights.items()}
+    fresh = LlamaModel(LlamaConfig(vocab_size=5, **sizes))
+    parameters = lora.load_lora(fresh, weights, config)
+    assert all(torch.equal(p.detach(), w) for p, w in zip(parameters, weights.values(), strict=True))
+    assert [tuple(p.shape) for p in lora.add_lora(LlamaModel(made.config), 1, 4.0, ["q_proj"], 0)] == [(1, 8), (8, 1)]
+    broken = dict(weights)
+    name, value = broken.popitem()
+    if change == "unexpected":
+        broken |= {name: value, name.replace("q_proj", "x_proj"): value}
+    with pytest.raises(ValueError, match="adapters"):
+        lora.load_lora(LlamaModel(LlamaConfig(vocab_size=5, **sizes)), broken, config)
+
+
 # Caches
 
 
