@@ -347,3 +347,11 @@ def test_the_window_of_a_tree_splits_at_each_of_its_steps():
 def test_a_plan_for_another_number_of_steps_is_refused():
     with pytest.raises(ValueError, match="grid.*12.*20"):
         one("every_step").grid(flow_grid(12))
+
+
+@pytest.mark.parametrize("r", [0.0, 1.0, -0.5])
+def test_a_ratio_of_window_starts_lies_strictly_between_0_and_1(r):
+    with pytest.raises(ValueError, match=f"tree_window.*{r}.*0.*1"):
+        window_starts(8, 3, r)
+    # n = 5: halves, normalized
+    assert window_starts(8, 3, 0.5).tolist() == pytest.approx([x / 31 for x in (16, 8, 4, 2, 1)])
