@@ -20,8 +20,8 @@ from jaxtyping import Float
 
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Text
-from reward_models.rules.boxes import giou
 from reward_models.rules.detection import Instance, gold_objects, read_objects
+from reward_models.rules.grounding import giou
 from reward_models.rules.parsing import answer_in, texts
 
 criteria_reward = functools.partial(reward, "Text", reads=("answer",), source="Vision-R1, arXiv:2503.18013")

@@ -17,7 +17,7 @@ import numpy as np
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules import verifier
-from reward_models.rules.boxes import Box, area, as_box, check_inside, iou, to_original
+from reward_models.rules.grounding import Box, area, as_box, check_inside, iou, to_original
 from reward_models.rules.parsing import complete, literal, malformed, numbers
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from mmgrpo.data.images import decode_image
 from mmgrpo.types import Image, Media, Output, Prompt, Text
-from reward_models.rules.boxes import Box, as_box, read_box, to_original
+from reward_models.rules.grounding import Box, as_box, read_box, to_original
 from reward_models.rules.parsing import answer_of, literal
 
 TASKS = ("box_", "detection_")

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules import verifier
-from reward_models.rules.boxes import Box, as_box, check_inside, inside, scale
+from reward_models.rules.grounding import Box, as_box, check_inside, inside, scale
 from reward_models.rules.parsing import literal, malformed, numbers, words
 
 NEAR = 140

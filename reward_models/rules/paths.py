@@ -12,9 +12,8 @@ from typing import Any, TypeAlias
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules import verifier
-from reward_models.rules.boxes import Box, as_box, check_inside, iou, scale, to_original
+from reward_models.rules.grounding import Box, as_box, as_span, check_inside, iou, scale, temporal_overlap, to_original
 from reward_models.rules.parsing import complete, literal, malformed, numbers
-from reward_models.rules.times import as_span, temporal_overlap
 
 Path: TypeAlias = Mapping[float, Box]
 Point: TypeAlias = tuple[float, ...]

@@ -21,8 +21,8 @@ from mmgrpo.scoring.manifest import Manifest, declared, reward
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules import (
     answers,
-    boxes,
     detection,
+    grounding,
     gui,
     json_answers,
     latex,
@@ -33,7 +33,6 @@ from reward_models.rules import (
     queries,
     tables,
     text_spans,
-    times,
     trajectories,
 )
 from reward_models.rules.parsing import answer_in, malformed, texts
@@ -47,8 +46,7 @@ Task = Callable[[str, Prompt, Text], float]
 MODULES = (
     *(answers, mathematics, tables, latex, mazes),
     *(json_answers, programs, queries, text_spans),
-    *(boxes, gui, trajectories, detection),
-    *(times, paths),
+    *(grounding, gui, trajectories, detection, paths),
 )
 _TASKS = {
     name: (vars(module)[name], entry.manifest)
@@ -66,7 +64,7 @@ MAXIMA: Mapping[str, float] = {
 }
 """The value of a perfect answer, where it is not 1."""
 
-_PLACES = {module.__name__ for module in (boxes, gui, detection, paths)}
+_PLACES = {module.__name__ for module in (grounding, gui, detection, paths)}
 _COMPUTED = {module.__name__ for module in (json_answers, programs, queries)}
 
 
@@ -77,7 +75,7 @@ def states_answers(name: str) -> bool:
 
 def reads_places(name: str) -> bool:
     """Whether a task compares places in the image of a row with gold ones in pixels."""
-    return name == "tracking_iou" or (name in TASKS and TASKS[name].__module__ in _PLACES)
+    return name in TASKS and TASKS[name].__module__ in _PLACES and not name.startswith("temporal")
 
 
 @tasks_reward(reads=("answer", "meta.task"), annotate="reward_models.rules.drawn_boxes:annotate", version=2)

@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules import verifier
-from reward_models.rules.boxes import Box, giou
+from reward_models.rules.grounding import Box, giou
 from reward_models.rules.parsing import complete, literal, malformed, numbers
 
 MAX_POINTS = 256

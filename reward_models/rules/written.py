@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mmgrpo.types import Prompt, Text
-from reward_models.rules.boxes import as_box, centre, read_box, scale
+from reward_models.rules.grounding import as_box, centre, read_box, scale
 from reward_models.rules.parsing import final, numbers
 
 POINTS = ("point", "positive_points", "negative_points")

@@ -223,7 +223,7 @@ def label(prompt: Prompt) -> str:
 
 def tab(opened: Opened) -> None:
     """Build the tab."""
-    from reward_models.rules.boxes import COORDINATES
+    from reward_models.rules.grounding import COORDINATES
     from reward_models.rules.tasks import TASKS
 
     names, examples = opened.of("vlm", "text"), Examples(opened)

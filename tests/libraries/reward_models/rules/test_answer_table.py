@@ -315,13 +315,13 @@ def test_words_and_letters_are_read_through_emphasis_and_punctuation(task, right
     ],
 )
 def test_times_keep_their_signs_and_units(answer, span):
-    from reward_models.rules.times import read_span
+    from reward_models.rules.grounding import read_span
 
     assert read_span(answer) == span
 
 
 def test_boxes_and_lists_keep_their_signs():
-    from reward_models.rules.boxes import read_box, read_point
+    from reward_models.rules.grounding import read_box, read_point
     from reward_models.rules.parsing import literal
 
     assert read_box("[−5, 0, 10, 20]") == (-5, 0, 10, 20) and read_box("(- 5, 0), (10, 20)") == (-5, 0, 10, 20)

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from mmgrpo.types import Prompt, Text
-from reward_models.rules.boxes import (
+from reward_models.rules.grounding import (
     area,
     as_box,
     centre,

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from mmgrpo.types import Prompt, Text
+from reward_models.rules.grounding import merge, overlap_of_many, read_span, temporal_overlap, time_r1
 from reward_models.rules.tasks import TASKS
-from reward_models.rules.times import merge, overlap_of_many, read_span, temporal_overlap, time_r1
 
 
 def value(task: str, answer: str, gold, completion: str = "", **meta) -> float:
