@@ -80,7 +80,7 @@ def test_a_block_of_one_file_trains_a_step(module: str, alone: Any) -> None:
 
 @pytest.mark.slow
 def test_a_family_of_one_file_trains_a_step_on_a_reward_of_one_file(
-    alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: None
 ) -> None:
     reward = alone("my_reward")
     (tmp_path / "auraflow.py").write_text(LISTINGS["auraflow.py"], encoding="utf-8")

@@ -81,7 +81,7 @@ def write_files(page: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_examples_of_extending_run(workplace: Path) -> None:
+def test_the_examples_of_extending_run(workplace: Path, copied: None) -> None:
     for page in EXTENDING:
         write_files(page, workplace)
     text = "\n".join(DOCS[page] for page in EXTENDING)

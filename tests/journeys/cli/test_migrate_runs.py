@@ -132,7 +132,7 @@ def test_the_example_of_a_page_becomes_the_recipe_that_it_says(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("project", PROJECTS)
-def test_the_example_of_a_page_trains(project: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_example_of_a_page_trains(project: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: None):
     monkeypatch.chdir(tmp_path)
     migrate, train = example(project, tmp_path)
     call(*migrate)

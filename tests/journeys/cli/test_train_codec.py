@@ -48,7 +48,7 @@ def small(model: str, output: Path) -> list[object]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_trains_two_steps_on_a_list_and_leaves_sounds(name, speaker, lists, tmp_path):
+def test_a_recipe_trains_two_steps_on_a_list_and_leaves_sounds(name, speaker, lists, tmp_path, copied):
     call("train", "--recipe", f"speech/{name}", *small(speaker, tmp_path), *lists)
     folder, recipe = tmp_path / name, quick.contents(f"speech/{name}")
     config = yaml.safe_load((folder / "config.yaml").read_text())

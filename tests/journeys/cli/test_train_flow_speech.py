@@ -101,7 +101,7 @@ def test_a_papers_recipe_trains_by_its_judges(name, model, lists, whisper_folder
 
 
 @pytest.mark.slow
-def test_rows_of_json_train_and_one_that_cannot_be_spoken_is_left_out(model, lists, tmp_path):
+def test_rows_of_json_train_and_one_that_cannot_be_spoken_is_left_out(model, lists, tmp_path, copied):
     rows = [
         {"text": "One.", "audio": "prompt-wavs/0.wav", "reference_text": "a hum"},
         {"text": "Two.", "seconds": 0.3},

@@ -69,7 +69,7 @@ def options(folder: Path, **changes) -> list[str]:
 
 
 @pytest.mark.slow
-def test_both_parts_train_and_load_in_their_own_families(folder, capsys):
+def test_both_parts_train_and_load_in_their_own_families(folder, capsys, copied):
     given = options(folder, **{"--name": "both", "--optim.rates": "text=0.1", "--data.heldout": ""})
     call("train", *given)
     text = capsys.readouterr().out
@@ -97,7 +97,7 @@ def test_both_parts_train_and_load_in_their_own_families(folder, capsys):
 @pytest.mark.parametrize(
     ("trained", "metric"), [("image", "clip/high"), pytest.param("text", "group/advantage", marks=pytest.mark.nightly)]
 )
-def test_one_part_alone_trains_as_its_own_family_does(trained, metric, folder):
+def test_one_part_alone_trains_as_its_own_family_does(trained, metric, folder, copied):
     parts = {"--model.trained": trained, "--algorithm.parts": [], "--algorithm.preset": "grpo"}
     parts |= {"--algorithm.terms": "kl_k3(coef=0.1)"}
     call("train", *options(folder, **{"--name": trained, "--steps": 1, "--data.heldout": "", **parts}))

@@ -172,7 +172,7 @@ else:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process that computes ends after its batch")
-@pytest.mark.parametrize("moment", ["busy", "idle"])
+@pytest.mark.parametrize("moment", ["busy", pytest.param("idle", marks=pytest.mark.nightly)])
 def test_it_ends_with_a_run_that_is_killed(moment, folder):
     run = subprocess.Popen(
         [sys.executable, "-P", "-c", RUN, moment], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder
