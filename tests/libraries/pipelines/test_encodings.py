@@ -47,7 +47,7 @@ def test_files_of_encodings_are_kept_up_to_the_limit_and_the_longest_unused_goes
             for file in (tmp_path / str(limit)).glob(f"*{SUFFIX}"):  # each as if written a second after the last
                 if file.stat().st_mtime > 100:
                     os.utime(file, (number, number))
-        assert encoded == ["a", "bb", "ccc"] and len(sizes(tmp_path / str(limit)) if files else []) == files
+        assert encoded == ["a", "bb", "ccc"] and len(sizes(tmp_path / str(limit))) == files
         if files:
             again, encoded = encodings(tmp_path / str(limit), limit)
             again.rows([Prompt("ccc")])

@@ -219,7 +219,7 @@ def test_a_refused_plan_shows_its_arguments():
         ("tree_window(children=2)", 3, 8, "window.*3.*1.*2"),
         ("tree_window", 10, 16, "group_size=16.*27"),
         ("one_step_branch(roots=4)", 10, 6, "group_size=6.*roots=4"),
-        ("branch_tree", 9, 16, r"steps \[9\].*0.*7.*9"),
+        ("branch_tree", 10, 16, r"steps \[9\].*0.*8.*10"),
         ("every_step", 1, 4, "steps=1.*2"),
         ("sliding_window(size=10)", 10, 4, "window.*10.*1.*9"),
         ("sliding_window(schedule='spiral')", 10, 4, "schedule.*sliding_window.*'spiral'"),
