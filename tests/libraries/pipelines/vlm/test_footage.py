@@ -135,7 +135,7 @@ def footage_policy(folder: object, **sampling: object):
     return policy_of("qwen_vl", str(folder), call=CALL, tools=tools, max_tokens=300, **sampling)
 
 
-def test_a_group_begins_on_its_rungs_requests_frames_and_is_compared_as_one(tmp_path, monkeypatch):
+def test_a_group_begins_on_its_rungs_requests_frames_and_is_compared_as_one(tmp_path, monkeypatch, copied):
     """Rung 0 has 2 frames of 32 x 32 pixels, 16 tokens, rung 1 has 8 of 16 x 16, also 16: four pairs of 4 tokens. A
     rung is the prompt with these options of its video."""
     monkeypatch.setattr(qwen_vl_tiny, "TAGS", (*qwen_vl_tiny.TAGS, "<tool_call>", "</tool_call>"))

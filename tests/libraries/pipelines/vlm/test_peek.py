@@ -96,7 +96,7 @@ def test_its_lessons_look_anywhere_and_answer_rightly_what_was_seen():
     assert abs(first[0] / sum(first) - 0.4) < 0.1 and all(abs(one / sum(first) - 0.2) < 0.08 for one in first[1:])
 
 
-def test_it_is_shown_the_tile_that_it_asks_for_and_scored_as_it_was_drawn():
+def test_it_is_shown_the_tile_that_it_asks_for_and_scored_as_it_was_drawn(copied):
     policy = policy_of()
     prompts = peek.prompts("tune", 8)
     made = policy.rollout(Request(prompts, [*range(8)], 8, seed=1))
