@@ -13,6 +13,7 @@ from mmgrpo.cli.check_data import (
     Args,
     equal_answers,
     gold_problem,
+    gold_rewards,
     statistics_of,
     task_problem,
 )
@@ -173,3 +174,22 @@ def checked(tmp_path, monkeypatch, capsys):
         return status, capsys.readouterr().out, written.read_text() if written.exists() else ""
 
     return run
+
+
+@pytest.mark.parametrize(
+    ("spec", "best"), [("exact", 1.0), ("neg_wer", 0.0), ("maze_steps", -math.inf), ("own:one(process=False)", 1.0)]
+)
+def test_the_maximum_of_a_reward(spec: str, best: float, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("def one(prompts, outputs):\n    return [1.0 for _ in outputs]\n")
+    ((_, found),) = gold_rewards([spec])
+    assert found == best
+
+
+@pytest.mark.parametrize("spec", ["jpeg_compressibility", "length_bonus"])
+def test_only_a_verifier_of_one_text_can_be_tried_on_answers(spec: str):
+    with pytest.raises(ValueError, match=f"--reward {spec}"):
+        gold_rewards([spec])
+    assert gold_rewards([]) == []
+    with pytest.raises(ValueError, match="^--reward: "):
+        gold_rewards(["exact(low=3)"])
