@@ -12,10 +12,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.data.chat import ChatTemplate, chat_of, end_tokens, turn_end
+from mmgrpo.data.chat import ChatTemplate, chat_of, completion_ids, end_tokens, suppressed_tokens, turn_end
 from mmgrpo.policies.token_model import Features
 from mmgrpo.runtime.devices import autocast
-from pipelines.conversation import completion_ids, suppressed_tokens
 from pipelines.kv import Room, attention_mask, maskable, reading, shareable, spread_cache
 from pipelines.pretrained import save_network
 from pipelines.sequences import LINES, DividedCache, call_divided, line_of, shared_head

@@ -29,12 +29,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from mmgrpo.data.chat import ChatTemplate, end_tokens, turn_end
+from mmgrpo.data.chat import ChatTemplate, completion_ids, end_tokens, pad_left, suppressed_tokens, turn_end
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.policies.token_scores import Packed
 from mmgrpo.runtime.devices import autocast, put
 from mmgrpo.types import Prompt, Reference
-from pipelines.conversation import completion_ids, pad_left, suppressed_tokens
 from pipelines.decoder import head_logits
 from pipelines.kv import Room, attention_mask, maskable, reading, shareable, spread_cache
 from pipelines.pretrained import save_network

@@ -1,11 +1,28 @@
-"""Processors of transformers, also on machines without torchvision."""
+"""Tokenizers and processors of transformers, also on machines without torchvision."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pipelines.conversation import load_tokenizer
-from pipelines.pretrained import read_json, read_part
+from pipelines.pretrained import read_json, read_part, reading
+
+
+def load_tokenizer(path: str) -> Any:
+    """The tokenizer as it was saved; older checkpoints have its chat template in a file of the processor.
+
+    AutoTokenizer replaces a tokenizer without a class of its own by the model's class, whose pre-tokenization rules are
+    not those of the file.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+    with reading(path):
+        config = get_tokenizer_config(path, trust_remote_code=False)
+        generic = config.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    tokenizer = read_part(PreTrainedTokenizerFast if generic else AutoTokenizer, path, trust_remote_code=False)
+    if tokenizer.chat_template is None and (older := read_json(path, "chat_template.json")):
+        tokenizer.chat_template = older.get("chat_template")
+    return tokenizer
 
 
 def read_processor(source: str, model_type: str) -> Any:

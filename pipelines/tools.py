@@ -81,7 +81,7 @@ def named(tool: Any, option: str = "tools") -> str:
 def check_template(path: str, arguments: Mapping[str, Any]) -> None:
     """ValueError for a folder without a chat template, or with one that does not write turns of results."""
     from mmgrpo.data.chat import ChatTemplate
-    from pipelines.conversation import load_tokenizer
+    from pipelines.processors import load_tokenizer
 
     ChatTemplate(load_tokenizer(path), arguments).reply([""])
 

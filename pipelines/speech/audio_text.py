@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmgrpo.data.chat import conversation
 from mmgrpo.data.values import reason_of
 from mmgrpo.policies.token_model import Context
 from mmgrpo.types import Audio, Media, Prompt, Reference, Turn
 from pipelines import require
-from pipelines.conversation import conversation
 from pipelines.generic_lm import OwnForward, Read, choose_way, train_decoder
 from pipelines.pretrained import locate, read_network, read_part
 from pipelines.speech.audio import LONGEST, clip_samples, setting_to_raise

@@ -21,14 +21,14 @@ import torch
 from torch import nn
 
 from mmgrpo.config.plugins import load_instance
-from mmgrpo.data.chat import chat_of, end_tokens, token_ids
+from mmgrpo.data.chat import chat_of, end_tokens, pad_left, positions_of, token_ids
 from mmgrpo.policies.rendered import Reader, Reading
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Audio, Prompt, Reference, Text
 from pipelines import require
-from pipelines.conversation import load_tokenizer, pad_left, positions_of
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network
+from pipelines.processors import load_tokenizer
 from pipelines.speech import vocoders
 from pipelines.speech.options import CodecOptions
 from pipelines.training import PLAIN, Training, make_trainable

@@ -27,14 +27,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.data.chat import token_ids
+from mmgrpo.data.chat import pad_left, positions_of, token_ids
 from mmgrpo.policies.parallel_tokens import Conditions
 from mmgrpo.runtime.devices import autocast, put
 from mmgrpo.types import Audio, Output, Prompt, Reference
 from pipelines import require
 from pipelines.conditions import refuse_media
-from pipelines.conversation import load_tokenizer, pad_left, positions_of
 from pipelines.pretrained import locate, read_network, save_network
+from pipelines.processors import load_tokenizer
 from pipelines.speech import vocoders
 from pipelines.speech.options import HiggsAudioOptions
 from pipelines.training import PLAIN, Training, checkpoint_layers, make_trainable

@@ -21,9 +21,8 @@ from jaxtyping import Float
 
 from mmgrpo.data.chat import ChatTemplate, special_tokens
 from pipelines import require
-from pipelines.conversation import load_tokenizer
 from pipelines.pretrained import read_json, read_part
-from pipelines.processors import read_processor
+from pipelines.processors import load_tokenizer, read_processor
 from pipelines.speech.granite import granite_extractor
 
 Clips = Sequence[Float[np.ndarray, "_"]]

@@ -18,17 +18,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.data.chat import NO_ARGUMENTS
+from mmgrpo.data.chat import NO_ARGUMENTS, conversation_ids, pad_left, positions_of, repeat_marks
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.runtime.devices import autocast
 from mmgrpo.types import Media, Prompt, Reference
 from pipelines import require
-from pipelines.conversation import (
-    conversation_ids,
-    pad_left,
-    positions_of,
-    repeat_marks,
-)
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network, read_part
 from pipelines.speech.audio import clip_samples, duration_of, in_windows, setting_to_raise

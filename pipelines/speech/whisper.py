@@ -22,13 +22,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mmgrpo.config.names import nearest
-from mmgrpo.data.chat import end_tokens
+from mmgrpo.data.chat import completion_ids, end_tokens
 from mmgrpo.data.values import quoted, shown
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.runtime.devices import autocast, put
 from mmgrpo.types import Prompt, Reference
 from pipelines import require
-from pipelines.conversation import completion_ids
 from pipelines.decoder import head_logits
 from pipelines.kv import attention_mask, maskable
 from pipelines.pretrained import locate, read_network, read_part, save_network

@@ -11,19 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmgrpo.data.chat import NO_ARGUMENTS
+from mmgrpo.data.chat import NO_ARGUMENTS, check_prompt_lengths, pad_left, positions_of, prompt_ids
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.types import Prompt, Reference
 from pipelines import require
-from pipelines.conversation import (
-    check_prompt_lengths,
-    load_tokenizer,
-    pad_left,
-    positions_of,
-    prompt_ids,
-)
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network
+from pipelines.processors import load_tokenizer
 from pipelines.training import PLAIN, Training, make_trainable
 from pipelines.vlm.options import TextOptions
 

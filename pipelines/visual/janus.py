@@ -30,17 +30,17 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from mmgrpo.config.names import nearest
-from mmgrpo.data.chat import ChatTemplate, chat_of, special_ids, token_ids
+from mmgrpo.data.chat import ChatTemplate, chat_of, conversation_text, pad_left, positions_of, special_ids, token_ids
 from mmgrpo.policies.image_tokens import guided
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.runtime.devices import autocast
 from mmgrpo.types import Prompt, Reference
 from pipelines import require
 from pipelines.conditions import refuse_media
-from pipelines.conversation import conversation_text, load_tokenizer, pad_left, positions_of
 from pipelines.kv import Room, attention_mask, spread_cache
 from pipelines.lora import has_adapters
 from pipelines.pretrained import locate, read_json, read_network, reading, save_network
+from pipelines.processors import load_tokenizer
 from pipelines.text.causal_lm import CausalLm
 from pipelines.training import PLAIN, Training, checkpoint_layers, freeze, make_trainable
 from pipelines.visual.options import JanusOptions

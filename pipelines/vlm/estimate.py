@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mmgrpo.data.chat import chat_of
+from mmgrpo.data.chat import chat_of, conversation_ids, prompt_ids
 from mmgrpo.data.images import smart_resize
 from mmgrpo.types import Media, Prompt
 from pipelines import require
 from pipelines.containers import frame_indices
-from pipelines.conversation import conversation_ids, load_tokenizer, prompt_ids
 from pipelines.pretrained import INDEX, architecture, locate, read_part
+from pipelines.processors import load_tokenizer
 from pipelines.vlm.media import CLIP_PIXELS, Measure, frame_pixel_limit, rate_of, span_of
 
 QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")

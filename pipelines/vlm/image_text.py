@@ -23,13 +23,12 @@ from jaxtyping import Int
 from PIL import Image as Pil
 from torch import Tensor, nn
 
-from mmgrpo.data.chat import ChatTemplate, token_ids
+from mmgrpo.data.chat import ChatTemplate, check_prompt_lengths, conversation_text, repeat_marks, token_ids
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.values import reason_of
 from mmgrpo.policies.token_model import Context
 from mmgrpo.types import Image, Media, Prompt, Reference, Turn
 from pipelines import require
-from pipelines.conversation import check_prompt_lengths, conversation_text, repeat_marks
 from pipelines.generic_lm import OwnForward, choose_way, train_decoder, typed
 from pipelines.pretrained import locate, read_json, read_network, read_part
 from pipelines.processors import read_processor

@@ -19,11 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmgrpo.data.chat import ChatTemplate, special_tokens
+from mmgrpo.data.chat import ChatTemplate, check_prompt_lengths, conversation_text, special_tokens
 from mmgrpo.policies.token_model import Context
 from mmgrpo.types import Audio, Media, Prompt, Reference, Turn
 from pipelines import require
-from pipelines.conversation import check_prompt_lengths, conversation_text
 from pipelines.generic_lm import OwnForward, Read, choose_way, train_decoder
 from pipelines.pretrained import locate, read_network, read_part, save_network
 from pipelines.speech.audio import LONGEST, clip_samples, setting_to_raise

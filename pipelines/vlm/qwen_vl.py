@@ -20,20 +20,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from mmgrpo.data.chat import check_prompt_lengths, conversation_ids, pad_left, repeat_marks
 from mmgrpo.data.images import patchify, smart_resize
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.runtime.devices import autocast, put
 from mmgrpo.types import Media, Prompt, Reference
 from pipelines import require
-from pipelines.conversation import (
-    check_prompt_lengths,
-    conversation_ids,
-    load_tokenizer,
-    pad_left,
-    repeat_marks,
-)
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network, read_part
+from pipelines.processors import load_tokenizer
 from pipelines.training import PLAIN, Training, checkpoint_layers, make_trainable
 from pipelines.vlm.media import frame_pixel_limit, read_image, read_video, resize
 from pipelines.vlm.options import QwenVlOptions

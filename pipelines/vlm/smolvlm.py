@@ -24,19 +24,14 @@ from jaxtyping import Float, Int
 from PIL import Image as Pil
 from torch import Tensor, nn
 
+from mmgrpo.data.chat import check_prompt_lengths, conversation_ids, pad_left, positions_of
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.runtime.devices import autocast
 from mmgrpo.types import Media, Prompt, Reference
 from pipelines import require
-from pipelines.conversation import (
-    check_prompt_lengths,
-    conversation_ids,
-    load_tokenizer,
-    pad_left,
-    positions_of,
-)
 from pipelines.decoder import Decoder
 from pipelines.pretrained import locate, read_network, read_part
+from pipelines.processors import load_tokenizer
 from pipelines.training import PLAIN, Training, checkpoint_layers, make_trainable
 from pipelines.vlm.media import eight_bits, read_image, read_video
 from pipelines.vlm.options import SmolVlmOptions

@@ -157,7 +157,7 @@ def loss_of(network: Any, tokenizer: Any, patches: Any, args: Args, random: Any)
     import torch
     from torch import nn
 
-    from pipelines.conversation import pad_left, positions_of
+    from mmgrpo.data.chat import pad_left, positions_of
     from scripts.pretrain.visual import draw
 
     texts, (pixels,) = draw(torch.tensor(SHARES), args.batch, random)

@@ -335,7 +335,7 @@ def processor(path: Path) -> Any:
     from transformers import Qwen2_5_VLProcessor
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    from pipelines.conversation import load_tokenizer
+    from pipelines.processors import load_tokenizer
 
     class EditProcessor(Qwen2_5_VLProcessor):
         """The original, except that it accepts None as the video processor."""

@@ -318,7 +318,7 @@ class Plain:
 
 
 def test_a_model_of_words_needs_words_and_no_media():
-    from pipelines.conversation import prompt_ids
+    from mmgrpo.data.chat import prompt_ids
 
     with pytest.raises(ValueError, match="'a'"):
         prompt_ids(Plain(), None, Prompt("x", "a"))

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pipelines import conversation, pretrained
-from pipelines.conversation import load_tokenizer
+from pipelines import pretrained, processors
 from pipelines.lora import read_adapters
 from pipelines.pretrained import check_pipeline, check_weights, read_pipeline
+from pipelines.processors import load_tokenizer
 from pipelines.training import Training
 from tests.building import load, module
 from tests.tiny import maker
@@ -176,7 +176,7 @@ def test_a_tokenizer_without_a_class_of_its_own_is_read_as_it_was_saved(declared
     def read(*arguments, **options):
         return SimpleNamespace(chat_template=None, given=(arguments, options))
 
-    monkeypatch.setattr(conversation, "read_part", read)
+    monkeypatch.setattr(processors, "read_part", read)
     assert load_tokenizer(str(tmp_path)).given == (
         (getattr(transformers, kind), str(tmp_path)),
         {"trust_remote_code": False},

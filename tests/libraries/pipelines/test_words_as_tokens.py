@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from mmgrpo.data.chat import ChatTemplate, end_tokens
-from mmgrpo.types import Image, Media, Prompt, Turn
-from pipelines import conversation
-from pipelines.conversation import (
+from mmgrpo.data.chat import (
+    ChatTemplate,
     check_prompt_lengths,
     completion_ids,
+    conversation,
     conversation_ids,
+    end_tokens,
     pad_left,
     positions_of,
     repeat_marks,
     suppressed_tokens,
 )
+from mmgrpo.types import Image, Media, Prompt, Turn
 from pipelines.text import causal_lm
 from pipelines.vlm import smolvlm
 from pipelines.vlm.image_text import ImageText
@@ -66,7 +67,7 @@ def test_a_conversation_is_the_template_up_to_the_answer():
     chat = ChatTemplate(Letters())
     assert conversation_ids(chat, prompt, ("<a>",), lambda _: parts) == [1, *letters("be see #!>")]
     assert conversation_ids(chat, Prompt("hi"), (), lambda _: parts) == [1, *letters("hi>")]
-    messages = conversation.conversation(prompt, (), lambda _: [*parts, *parts])
+    messages = conversation(prompt, (), lambda _: [*parts, *parts])
     assert [one["role"] for one in messages] == ["system", "user"] and len(messages[1]["content"]) == 4
     with pytest.raises(ValueError, match="'p'.*<a>"):
         conversation_ids(chat, Prompt("an <a>", "p"), ("<b>", "<a>"), lambda _: parts)

@@ -7,9 +7,17 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.data.chat import ChatTemplate, chat_of, end_tokens, special_tokens, token_ids, turn_end
+from mmgrpo.data.chat import (
+    ChatTemplate,
+    chat_of,
+    completion_ids,
+    conversation_text,
+    end_tokens,
+    special_tokens,
+    token_ids,
+    turn_end,
+)
 from mmgrpo.data.messages import prompt_of
-from pipelines.conversation import completion_ids, conversation_text
 from tests.tiny.causal_lm import KINDS, tokenizer_of
 
 TEMPLATES = sorted(name for name, kind in KINDS.items() if kind.template)

@@ -222,7 +222,7 @@ class Letters:
 
 
 def test_texts_are_tokens_with_the_beginning_of_the_tokenizer_and_not_its_end():
-    from pipelines.conversation import completion_ids
+    from mmgrpo.data.chat import completion_ids
 
     model = object.__new__(codec_speech.CodecSpeech)
     model.tokenizer, model.end_ids, model.begin = Letters(), frozenset({9}), "!"
