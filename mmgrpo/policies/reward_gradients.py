@@ -569,7 +569,7 @@ class RewardGradientPolicy(GradientPolicy):
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
         """``group_size`` samples per prompt, and the state of each at which its gradient begins."""
-        gradient_of(request)
+        reward = gradient_of(request)
         size = request.group_size
         prompt = torch.arange(len(request.prompts)).repeat_interleave(size)
         conditioning = self.model.encode(request.prompts).take(prompt)
@@ -605,7 +605,7 @@ class RewardGradientPolicy(GradientPolicy):
                 origin=torch.full((len(x),), OWN, device=self.device),
                 keys={"prompt": put(torch.tensor(request.slots)[prompt], self.device)},
             ),
-            steps=States(state, step, noise, put(place, self.device), conditioning, request.gradient),
+            steps=States(state, step, noise, put(place, self.device), conditioning, reward),
             evaluations=len(x) * self.grid.steps * self.model.evaluations_per_row,
         )
 
