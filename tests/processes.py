@@ -178,7 +178,8 @@ def _work(module: str, arguments: Sequence[str], kept: Sequence[int], folder: st
             low = one + 1
         sys.stdout = sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         for name, one in [*sys.modules.items()]:
-            if str(getattr(one, "__file__", None) or "").startswith(tempfile.gettempdir()):
+            file = Path(getattr(one, "__file__", None) or os.devnull)
+            if not any(map(file.is_relative_to, (ROOT, sys.prefix, sys.base_prefix, os.devnull))):
                 del sys.modules[name]
         os.chdir(folder)
         os.environ.clear()

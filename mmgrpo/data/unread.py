@@ -1,9 +1,9 @@
 """Keys of rows that nothing reads: neither the reader of rows, nor the model family, nor a reward, nor a block.
 
 What reads a key is not listed anywhere: it is found in the source of the function or module that would read it
-(``keys_read``), as ``prompt.meta["key"]``, ``prompt.meta.get("key")``, ``"key" in prompt.meta`` or
-``f(prompt, "key")``, and in what that calls inside of its own package. No module is imported for it. A system prompt
-and earlier answers (``ROLES``) are read where the roles of turns are (``turn.role``).
+(``keys_read``), as ``prompt.meta["key"]``, ``prompt.meta.get("key")``, ``"key" in prompt.meta`` or ``f(prompt,
+"key")``, and in what that calls inside of its own package or of ``mmgrpo.data.chat``. No module is imported for it. A
+system prompt and earlier answers (``ROLES``) are read where the roles of turns are (``turn.role``).
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from mmgrpo.types import Prompt
 
 READERS = ("mmgrpo.data.columns", "mmgrpo.data.messages")
 """Modules of the reader of rows, which take keys of other projects and may leave them in ``meta``."""
+
+CHAT = "mmgrpo.data.chat"
+"""The module by which models of any package read conversations."""
 
 ROLES = frozenset({"system", "assistant"})
 """Roles of turns that only models read that read conversations; all others are given the text of the user."""
@@ -85,7 +88,7 @@ def parsed(path: Path) -> Source | None:
 
 def keys_read(module: str, name: str = "") -> frozenset[str] | None:
     """The keys of ``Prompt.meta`` that an object of a module reads (the whole module where no name is given), with all
-    that it uses in the same package; None where there is no source."""
+    that it uses in the same package, and to read conversations; None where there is no source."""
     if source_of(module) is None:
         return None
     package = module.partition(".")[0]
@@ -110,7 +113,7 @@ def looked_through(module: str, name: str, package: str) -> tuple[frozenset[str]
         name = "__getattr__" if "__getattr__" in source.definitions else name
     if name and name not in source.definitions:
         origin = source.imports.get(name) or (f"{module}.{name}", "")
-        return frozenset(), (origin,) if origin[0].partition(".")[0] == package else ()
+        return frozenset(), (origin,) if origin[0].partition(".")[0] == package or origin[0] == CHAT else ()
     tree = source.definitions[name] if name else source.whole
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     used = [(module, one) for one in names if one in source.definitions or one in source.imports]
