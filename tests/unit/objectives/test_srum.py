@@ -16,7 +16,7 @@ from mmgrpo.types import Prompt
 from mmgrpo.update import LossRecipe
 from tests.building import attached
 from tests.unit.policies.test_joint import gradient
-from tests.unit.test_offline import images, made, matching
+from tests.unit.test_offline import images, made, matching, unasked
 
 META = {"layout": 0.2, "regions": [{"box": [0.0, 0.0, 1.0, 1.0], "score": 0.6}]}
 """A weight of .48 everywhere."""
@@ -40,7 +40,7 @@ def test_the_loss_is_the_worked_number_of_judged_rows_and_nothing_of_the_best():
 
 def test_the_loss_and_its_gradient_are_those_by_hand(tmp_path):
     """mean(.48 (v - v*)^2 + .5 (v - v* + 1)^2) of the worse images, since noise - 1 lies 1 below noise - 0."""
-    run = made(matching(), pairs(), tmp_path, "srum", reward=None)
+    run = made(matching(), pairs(), tmp_path, "srum", reward=unasked)
     run.scorers = []
     batch = attached(run, Offline).round(run).batch
     loss = LossRecipe.of(PRESETS["srum"]["objective"], "per_sample")
@@ -58,7 +58,7 @@ def test_the_loss_and_its_gradient_are_those_by_hand(tmp_path):
 
 
 def test_a_policy_learns_from_judged_pairs(tmp_path):
-    run = made(matching(), pairs(), tmp_path, "srum", steps=12, prompts_per_step=4, reward=None)
+    run = made(matching(), pairs(), tmp_path, "srum", steps=12, prompts_per_step=4, reward=unasked)
     run.scorers = []
     run.fit()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -67,7 +67,7 @@ def test_a_policy_learns_from_judged_pairs(tmp_path):
 
 
 def test_rows_without_regions_and_samples_of_the_policy_are_refused_by_name(tmp_path):
-    run = made(matching(), images(), tmp_path / "rows", "srum", reward=None)
+    run = made(matching(), images(), tmp_path / "rows", "srum", reward=unasked)
     run.scorers = []
     with pytest.raises(ValueError, match="'regions'"):
         run.fit()
