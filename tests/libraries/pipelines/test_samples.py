@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 from io import BytesIO
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import soundfile
 import torch
 
+from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.evaluation import Shown, annotate
 from mmgrpo.family import family
