@@ -45,7 +45,7 @@ DATA = ("chord", "chord_phi", "rmt", "hc_grpo")
 """Their data sets have solutions."""
 TEACHERS = ("rto", "opd", "va_opd", "tgdpo")
 STEPS = ("treerpo", "vineppo", "clip_delta", "text2grad", "subpo", "tw_grpo", "gigpo", "igpo", "turn_ppo", "sepo")
-STEPS += ("polychromic_ppo", "archer")
+STEPS += ("polychromic_ppo", "archer", "module_grpo", "agent_flow", "magrpo")
 """They need sampling of their own: trees, states of texts, turns, divergences, tokens given all others."""
 BUNDLES = {"risk_po": "sums over bundles of five prompts: their noise hides what a sample earned"}
 PUSHED = {"w_reinforce": "good samples count a tenth of bad ones, and what is pushed away goes without a bound"}
@@ -70,6 +70,7 @@ KINDS: Mapping[str, Kind] = {
         0.15,
         policies=("any", "tokens"),
         refuses=(*OFFLINE, *DATA, *TEACHERS, *STEPS, "tree_grpo"),
+        others={"ar_grpo": "meant for codes of images: words gain .125 with it in as many rounds (seed 0)"},
     ),
     "choices": Kind(
         "speech/dmospeech2",
