@@ -82,7 +82,10 @@ def main() -> None:
     parser.add_argument("papers", nargs="*", help="ids of papers; without any, all")
     parser.add_argument("--table", type=Path, default=TABLE)
     options = parser.parse_args()
-    faults = [one for one in planted(options.table) if not options.papers or one.paper in options.papers]
+    table = planted(options.table)
+    if unknown := {*options.papers} - {one.paper for one in table}:
+        parser.error(f"{options.table} has no fault of {', '.join(sorted(unknown))}")
+    faults = [one for one in table if not options.papers or one.paper in options.papers]
     alive = living(faults)
     print(f"{len(faults)} faults in the formulas of {len({one.paper for one in faults})} papers, {len(alive)} live")
     sys.exit(bool(alive))
