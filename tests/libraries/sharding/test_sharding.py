@@ -36,7 +36,7 @@ RARE = [
 ]
 EVERY = [*CASES, *(pytest.param(case, marks=pytest.mark.nightly) for case in RARE)]
 BATTERY = [f"{name}:{'lora' if name in ADAPTED else 'full'}" for name, one in families().items() if one.blocks]
-COPIED = ["qwen_vl:one-image"]
+COPIED = ["sd3:full", "qwen_vl:one-image"]
 
 
 @dataclass
