@@ -14,6 +14,9 @@ from tests.journeys.cli.running import call
 
 KINDS = ("pictures", "clips", "texts", "sounds")
 """Names of the runs: what their policies make or are asked about."""
+MARK = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>"
+HOSTILE = "<img src=x onerror=hacked=1>"
+"""The name of a run's folder, and what all texts in it are: mark-up that would tell if it were run."""
 
 
 def make_runs(folder: Path) -> Path:
@@ -41,8 +44,7 @@ def make_runs(folder: Path) -> Path:
 
 def make_hostile(folder: Path) -> Path:
     """A run whose name, settings, metrics, prompts and completions are mark-up that would tell if it were run."""
-    mark = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>"
-    run = folder / "<img src=x onerror=hacked=1>"
+    run, mark = folder / HOSTILE, MARK
     (run / "samples").mkdir(parents=True)
     (run / "run.json").write_text("{}")
     (run / "config.yaml").write_text(json.dumps({"name": mark, "model": {"path": mark}, mark: mark}))

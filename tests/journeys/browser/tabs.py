@@ -346,7 +346,7 @@ def looking_pictured(page: Any) -> None:
     """Four answers to a held-out question from each model."""
     first = page.locator("#vlm-question textarea").input_value()
     page.locator("#vlm-example input").click()
-    page.get_by_role("option").nth(5).click()
+    page.locator("#vlm-example").get_by_role("option").nth(5).click()
     page.wait_for_function("old => document.querySelector('#vlm-question textarea').value !== old", arg=first)
     page.locator("#vlm-ask").click()
     page.locator("#vlm-result section[aria-label=Trained] .rewards").nth(3).wait_for(timeout=120_000)

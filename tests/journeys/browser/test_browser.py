@@ -15,8 +15,8 @@ from mmgrpo.cli.demo.vote_store import read_votes
 from mmgrpo.report.html import write_report
 from tests.journeys.browser import keyboard
 from tests.journeys.browser.conftest import ANSWER, NARROW, WIDE, demo_of
-from tests.journeys.browser.runs import KINDS
-from tests.journeys.browser.tabs import STEPS, is_shown, to_tab
+from tests.journeys.browser.runs import HOSTILE, KINDS, MARK
+from tests.journeys.browser.tabs import STEPS, choose, is_shown, to_tab
 
 pytestmark = pytest.mark.slow
 
@@ -92,11 +92,9 @@ def test_texts_of_a_hostile_run_are_not_run(open_page, demo):
     page = open_page(demo).page
     to_tab(page, "Runs")  # whose first runs are shown at once
     page.locator("#runs-details h2", has_text="<img").wait_for()
-    page.locator("#runs-metric input").click()
-    page.get_by_role("option").filter(has_text="window.hacked").first.click()
+    choose(page, "runs-metric", f"reward/{MARK}/mean")
     page.locator("#runs-curves", has_text="window.hacked").wait_for()
-    page.locator("#runs-choose input").click()
-    page.get_by_role("option", name="<img").click()
+    choose(page, "runs-choose", HOSTILE)  # once more, which takes it away
     page.locator("#runs-details h2", has_text="<img").wait_for(state="detached")
     assert page.evaluate("window.hacked") is None
     assert page.locator("#runs-details script, #runs-samples script, img[src=x]").count() == 0
