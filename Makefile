@@ -77,7 +77,7 @@ test-libraries: $(STAMP)  ## compare every family and reward with the libraries,
 test-slow: $(STAMP)  ## run what takes seconds: tests that train, start commands, are killed and resumed, use a browser
 	$(PYTEST) -m "(slow or learning) and not nightly" $(PYTEST_ARGS)
 
-# In one run, so that files are collected once and no process is idle while others end theirs; and by one process more than
+# In one run, so files are collected once and no process is idle while others end theirs; and by one process more than
 # there are cores, since tests of servers, browsers and killed runs wait for a fifth of their time.
 test-rest: WORKERS = $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 test-rest: $(STAMP)  ## run test-libraries and test-slow at once, as CI does after test
@@ -135,7 +135,7 @@ lock: $(STAMP)  ## write requirements.lock from pyproject.toml and constraints-c
 
 # By hand or nightly, since it installs: the lowest versions that pyproject.toml names, on the oldest Python. LOWEST_TESTS
 # are those that such versions break first (about 6 minutes of one core); torch is the tested one where there is no GPU, for
-# its size. Packages that several extras name have one lowest version in all, so that one run tests it.
+# its size. Packages that several extras name have one lowest version in all, so one run tests it.
 LOWEST ?= build/lowest
 LOWEST_EXTRAS := --extra visual --extra vlm --extra speech
 LOWEST_TESTS ?= tests/unit/test_update.py tests/unit/test_trainer.py tests/unit/data tests/libraries/families/test_battery.py

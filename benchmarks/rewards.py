@@ -219,7 +219,7 @@ def report(result: dict[str, Any]) -> str:
         f"batches of {settings['batch']} images of {settings['size']} x {settings['size']} pixels, sent as "
         f"floats. The fastest of {settings['repeats']} measurements of {settings['batches']} batches, which alternate; "
         "the values of the three ways are equal bit for bit. What a process or a server adds does not depend on the "
-        "reward, so that the throughput of a cheaper one is a smaller part.",
+        "reward, so the throughput of a cheaper one is a smaller part.",
         "",
         "| reward | s per batch | throughput | added s per batch |",
         "| --- | --- | --- | --- |",

@@ -1,6 +1,6 @@
 """The reward of the benchmark of rewards: a vision transformer with random weights, as expensive as one of CLIP's.
 
-A module of its own, so that another process can import it without the rest of the benchmark.
+A module of its own, so another process can import it without the rest of the benchmark.
 """
 
 from __future__ import annotations

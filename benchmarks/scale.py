@@ -45,7 +45,7 @@ class Args:
     networks: Annotated[list[str], one_of(*NETWORKS)] = field(default_factory=lambda: list(NETWORKS))
     """Architectures, tiny."""
     processes: Annotated[list[int], within("[2, 64]")] = field(default_factory=lambda: [2, 4])
-    """Numbers of processes; HSDP keeps two copies, so that it needs four."""
+    """Numbers of processes; HSDP keeps two copies, so it needs four."""
     modes: Annotated[list[str], one_of(*MODES)] = field(default_factory=lambda: list(MODES))
     """Modes of distributed.shard."""
     ranks: Annotated[list[int], COUNT_OR_ZERO] = field(default_factory=lambda: [0, 4])

@@ -188,7 +188,7 @@ class Args:
 
 def curve(method: str, lr: float, seed: int, tuning: bool, args: Args, spend: Callable[[], float]) -> dict[str, Any]:
     """Train for a budget; held-out rewards between, network evaluations of a rollout and memory. Evaluation k of K is
-    due after (k / K)^2 of the budget, so that early ones are close: the best methods rise at once."""
+    due after (k / K)^2 of the budget, so early ones are close: the best methods rise at once."""
     world, points = WORLDS[args.world], 1 if tuning else args.points
     split, budget = ("tune" if tuning else "heldout"), budgets(args)[tuning]
     folder = Path(tempfile.mkdtemp())
@@ -346,7 +346,7 @@ def table(runs: Sequence[Mapping[str, Any]], unit: str) -> list[str]:
     base = [one["points"] for one in methods.get(BASELINE, []) if "problem" not in one]
     level = mean_curve(base)[-1][2] if base else None
     whole = mean_curve(base)[-1][1] if base else None
-    head = "No run of Flow-GRPO, so that there is no level to reach."
+    head = "No run of Flow-GRPO, so there is no level to reach."
     if level is not None:
         head = f"The level to reach is the mean final reward of {BASELINE}, {level:.3f}, after {whole:,.0f} {unit}."
     lines = [head, ""]

@@ -4,7 +4,7 @@
     python -m benchmarks waits --networks sd3.5-medium
 
 Every number that the host reads from a device, every tensor whose size depends on values there, and every copy to it
-that is not pinned, stalls its queue. How many there are depends on the code and not on sizes, so that differences
+that is not pinned, stalls its queue. How many there are depends on the code and not on sizes, so differences
 between whole runs tell them, e.g. one with twice as many tokens or denoising steps. In this process torch moves modules
 in another way than in a user's (``benchmarks.simulated``).
 """

@@ -8,7 +8,7 @@
     >>> run.folder.joinpath("report.html").is_file()
     True
 
-``train`` builds a configuration and executes it as ``run_config`` executes one from a recipe, so that Python and the
+``train`` builds a configuration and executes it as ``run_config`` executes one from a recipe, so Python and the
 command line are equivalent.
 """
 
@@ -114,7 +114,7 @@ class Result:
 
 @dataclass
 class Handmade:
-    """The sections model and sampling of a run whose policy no family loaded, so that they are empty."""
+    """The sections model and sampling of a run whose policy no family loaded, so they are empty."""
 
     family: str = ""
     path: str = ""
@@ -260,7 +260,7 @@ def execute(
     """A whole run: load with ``start``, train, save, evaluate and report. ``owner`` is the family of the policy, and
     ``again`` says how to continue the run, whose name takes the place of {name}; empty: by the command line.
 
-    Errors of the configuration are raised before anything is loaded, and the run folder is created last, so that a run
+    Errors of the configuration are raised before anything is loaded, and the run folder is created last, so a run
     that cannot start removes nothing.
     """
     with unstarted():
@@ -397,13 +397,13 @@ def make_trainer(
     theirs = [load_callback(spec) for spec in callbacks]
     Callbacks([*attached(), *theirs])
     refuse_shape(config, owner, recipe, loss)
-    # Bound here, so that errors in any block precede the loading of a model.
+    # Bound here, so errors in any block precede the loading of a model.
     sampling = Sampling.of(algorithm.sampler, algorithm.trackers)
     changing = schedule_callbacks(recipe, loss, sampling, reward_scorers, of_settings(config), config.steps)
     refuse_ranges(recipe, sampling.trackers, reward_scorers)
     if config.rollout.max_staleness and config.rollout.engine != "served" and accelerator.is_main_process:
         print(
-            f"rollout.max_staleness: rollout.engine={config.rollout.engine} draws in the trainer's process, so that "
+            f"rollout.max_staleness: rollout.engine={config.rollout.engine} draws in the trainer's process, so "
             "nothing overlaps: the numbers are those of rollout.engine=served, the time is not",
             flush=True,
         )
@@ -464,7 +464,7 @@ def make_trainer(
         callbacks=[*attached(given=splits.supervised, images=shows_undecoded(splits.train)), *theirs, *changing],
     )
     skipped = [*inputs.skipped, *(one for callback in trainer.callbacks for one in callback.skipped)]
-    # Last, so that a run that cannot start leaves its folder as it was.
+    # Last, so a run that cannot start leaves its folder as it was.
     identity = open_folder(config, origin, skipped, accelerator, run)
     trainer.checkpoints.run = identity.run if identity else ""
     return trainer

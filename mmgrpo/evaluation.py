@@ -252,7 +252,7 @@ def annotate(
 ) -> list[Mapping[str, Any]]:
     """Annotations of all rewards for every sample; for annotations of the same name the first reward's applies.
 
-    They are for people only, so that one that fails is left out with a warning.
+    They are for people only, so one that fails is left out with a warning.
     """
     notes: list[dict[str, Any]] = [{} for _ in outputs]
     for scorer in scorers:
@@ -268,7 +268,7 @@ def annotate(
 
 
 def held_out_means(values: Mapping[str, Sequence[float]], signs: Mapping[str, float]) -> dict[str, float]:
-    """The mean of each trained reward over prompts, so that larger is better; none for one without values."""
+    """The mean of each trained reward over prompts, so larger is better; none for one without values."""
     means = {name: sign * mean(values[name]) for name, sign in signs.items() if name in values}
     return {name: value for name, value in means.items() if math.isfinite(value)}
 

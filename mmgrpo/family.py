@@ -77,7 +77,7 @@ class Elsewhere(Protocol):
 
 
 class Incomparable(ValueError):
-    """What no library draws, so that there is nothing to compare a sample with."""
+    """What no library draws, so there is nothing to compare a sample with."""
 
 
 Difference: TypeAlias = Callable[[Any], float]
@@ -244,7 +244,7 @@ class Family:
     def policy(
         self, config: Config, device: str, prompts: Sequence[Prompt] = (), *, training: bool = True, weights: str = ""
     ) -> Policy:
-        """The policy of a configuration, which records both, so that a command can load it again."""
+        """The policy of a configuration, which records both, so a command can load it again."""
         policy = self.load(config, device, prompts, training=training, weights=weights)
         policy.settings = Settings(self, config)
         return policy

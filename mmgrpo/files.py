@@ -1,6 +1,6 @@
 """Atomic writes: a file is written under a temporary name next to its target and renamed to it.
 
-Files and folders get the permissions of the umask, as any program's do, so that others in a group can read a run where
+Files and folders get the permissions of the umask, as any program's do, so others in a group can read a run where
 its owner lets them; Python's ``tempfile`` and safetensors create what only the owner can read.
 """
 

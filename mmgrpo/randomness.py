@@ -22,7 +22,7 @@ def derive(seed: int, *path: int | str) -> int:
 
 
 def stream(seed: int, *path: int | str) -> torch.Generator:
-    """A generator for the stream ``path``; on the CPU, so that draws are the same on every device."""
+    """A generator for the stream ``path``; on the CPU, so draws are the same on every device."""
     return torch.Generator("cpu").manual_seed(derive(seed, *path))
 
 

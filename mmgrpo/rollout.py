@@ -3,7 +3,7 @@
     prompts -> policy.rollout -> begin_scoring -> gather over ranks -> estimate -> Batch
 
 Where ``prompts_at_once`` splits a round, rewards in other processes score a part while the next one is sampled. All
-scores are awaited before the advantages, so that they, and training, are those of a round that waits after each part.
+scores are awaited before the advantages, so they, and training, are those of a round that waits after each part.
 Previews (further outputs of the same rows) are scored by the same rewards and become further columns.
 
 With the baseline ``greedy`` (ReMax) every round also samples and scores one greedy output per prompt, for comparison
@@ -107,7 +107,7 @@ class Round:
 @dataclass
 class RoundRows:
     """The rows of a round so far: the rollouts of this rank, and the gathered numbers of all ranks, part by part and on
-    the host. Every rank gathers all numbers, so that neither the statistics of a batch nor the decision to draw again
+    the host. Every rank gathers all numbers, so neither the statistics of a batch nor the decision to draw again
     depend on how groups are distributed over ranks."""
 
     scorers: Sequence[Scorer]
@@ -360,13 +360,13 @@ def reward_metrics(
         of_turns |= worlds
         if len(worlds) and bool(worlds.all()):
             raise RuntimeError(
-                f"sampling.tools: the worlds of all {len(worlds)} completions of round {number} failed, so that none "
+                f"sampling.tools: the worlds of all {len(worlds)} completions of round {number} failed, so none "
                 "can be scored; the warnings above say of which class and why"
             )
     if len(of_turns) and bool(of_turns.all()):
         raise RuntimeError(
             f"sampling.tools: turn_reward gave all {len(of_turns)} completions of round {number} at least one turn "
-            "without a finite number, so that no turn can be compared; the warnings above say of which class and why"
+            "without a finite number, so no turn can be compared; the warnings above say of which class and why"
         )
     for column, name in enumerate(names):
         mean, std, _ = mean_of_valid(own, column)

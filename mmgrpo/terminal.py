@@ -1,6 +1,6 @@
 """What a terminal shows: its width, its colours, and lists and tables that fit into it.
 
-Where the output is no terminal (a pipe, a file) lists and tables are not wrapped, so that grep and others read whole
+Where the output is no terminal (a pipe, a file) lists and tables are not wrapped, so grep and others read whole
 lines; COLUMNS sets a width there too. There are no colours where NO_COLOR is set (no-color.org), where TERM is dumb, or
 where there is no terminal, and progress is then a line per interval (``mmgrpo.runtime.progress``).
 """

@@ -86,7 +86,7 @@ class Trainer:
         self.step, self.round, self.cursor, self.seconds = 0, 0, 0, 0.0
         self.skipped, self.nonfinite_steps, self.nonfinite_row = 0, 0, 0
         self.moved, self.evaluation_due, self.at_boundary = False, False, True
-        """``at_boundary``: whether the weights are those at the end of a round, so that a checkpoint may be written."""
+        """``at_boundary``: whether the weights are those at the end of a round, so a checkpoint may be written."""
         self.before: dict[str, Evaluation] = {}
         self.after: dict[str, Evaluation] = {}
         refuse_untrainable(self.trained, optim)
@@ -100,7 +100,7 @@ class Trainer:
     def fit(self, model: Path | None = None) -> dict[str, Any]:
         """Train for ``steps`` optimizer steps; returns the evaluations as sections of the summary (``sections``).
 
-        The trained weights are saved in the folder ``model`` before the last evaluation, so that no error in it loses
+        The trained weights are saved in the folder ``model`` before the last evaluation, so no error in it loses
         them. A signal or an error leaves a checkpoint of the last round.
         """
         with self.interruption:

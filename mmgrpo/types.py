@@ -218,10 +218,10 @@ Record: TypeAlias = "dict[str, Tensor]"
 class Decisions:
     """The numbers of one round from which advantages and weights are computed.
 
-    It is the part of a rollout that is gathered over all ranks, so that statistics do not depend
+    It is the part of a rollout that is gathered over all ranks, so statistics do not depend
     on the distribution of groups over ranks. ``node[b, t]`` is the number of the decision of row b at
     position t; rows that share a decision share the number, and at most one of them, its owner, has
-    ``loss_mask`` True there, so that a shared decision is trained once.
+    ``loss_mask`` True there, so a shared decision is trained once.
     ``decision_mask`` is True wherever the row has a decision, owned or not, trained or not.
     """
 
@@ -253,7 +253,7 @@ class Decisions:
         """For every entry, the flat index of the first entry of the same decision (its own if unshared)."""
         rows, width = self.node.shape
         index = torch.arange(rows * width, device=self.node.device)
-        # Entries without a decision have unique negative numbers, so that none is taken for a shared one.
+        # Entries without a decision have unique negative numbers, so none is taken for a shared one.
         flat = torch.where(self.decision_mask, self.node, -1 - index.view(rows, width)).reshape(-1)
         _, inverse = torch.unique(flat, return_inverse=True)
         first = torch.full((int(inverse.max()) + 1,), rows * width, device=index.device)
@@ -347,7 +347,7 @@ class Batch:
 
     @cached_property
     def host(self) -> Host:
-        """What decides the sizes of steps and parts, copied once, so that no step waits for it."""
+        """What decides the sizes of steps and parts, copied once, so no step waits for it."""
         decisions = self.decisions
         places = [place.cpu() for place in self.places]
         return Host(self.loss_mask.cpu(), decisions.keys["prompt"].cpu(), decisions.origin.cpu(), places)
@@ -409,7 +409,7 @@ class Request:
     """A request for samples: the input of ``Policy.rollout`` and ``Policy.sample``.
 
     ``slots`` are the positions of the prompts in the batch over all ranks. All randomness of a group
-    comes from (``seed``, its slot), so that the number of ranks has no effect; what must be equal for
+    comes from (``seed``, its slot), so the number of ranks has no effect; what must be equal for
     all groups (windows, subsets) comes from ``seed`` alone.
     """
 
@@ -445,7 +445,7 @@ class Adjustable(Protocol):
 
 @runtime_checkable
 class ByHand(Protocol):
-    """A policy that says for which settings it stands, so that one that no recipe made is refused what they exclude."""
+    """A policy that says for which settings it stands, so one that no recipe made is refused what they exclude."""
 
     @property
     def used(self) -> Mapping[str, Any]:

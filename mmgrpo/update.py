@@ -15,7 +15,7 @@ The sum is split into parts that fit in memory; since the weights are computed b
 gradient. Reference answers (rows of origin REFERENCE) have an objective of their own, without a clip, since they are
 off policy from the start. An objective of whole rows or groups is not additive over parts: its gradient with respect
 to the scores is computed first, from all scores at once, and then backpropagated through the network part by part
-(the chain rule, so that the gradient is the same).
+(the chain rule, so the gradient is the same).
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class LossRecipe:
 
     @property
     def factor_follows_policy(self) -> bool:
-        """True when the mismatch factor depends on present scores, so that it changes with every update."""
+        """True when the mismatch factor depends on present scores, so it changes with every update."""
         return not BATCH_NAMES.issuperset(self.mismatch.block.needs)
 
     @property
@@ -328,7 +328,7 @@ class Step:
         values = factor * value
         foreign, supervised = inputs["foreign"], inputs["supervised"]
         if "off_policy" in self.kinds:
-            # Without the factor: no sampler drew these decisions, so that there is no mismatch.
+            # Without the factor: no sampler drew these decisions, so there is no mismatch.
             values = torch.where(off_policy, loss.off_policy(inputs).values, values)
         if "supervised" in self.kinds:
             nll = likelihood(inputs, loss.supervised({}))
@@ -375,7 +375,7 @@ def accumulate_gradients(
     """Add the gradient of ``coef`` times the step's loss over the given rows (of the whole batch) to this rank's
     parameters; of rows of several parts the sum of their losses, each over the decisions of its part alone.
 
-    ``on_policy``: the parameters are those of the rollout, so that ratios are one (``Step.as_drawn``), which saves a
+    ``on_policy``: the parameters are those of the rollout, so ratios are one (``Step.as_drawn``), which saves a
     coupled objective its first pass. A parameter that no gradient reaches is left without one; ``sum_gradients``
     sets it to zero.
     """
@@ -450,7 +450,7 @@ def rescored(
     value, known = torch.zeros_like(decisions.log_probs), torch.zeros_like(entries)
     for at, log_probs in tally.present:
         value[at], known[at] = log_probs.to(value.dtype), True
-    # Every decision is scored on one rank and zero on all others, so that the sum gathers it.
+    # Every decision is scored on one rank and zero on all others, so the sum gathers it.
     known = sum_over_ranks(known.to(value.dtype), accelerator) > 0
     with torch.no_grad(), scoring_weights(policy.network):
         for at, scores in scored(policy, batch, entries & ~known, frozenset({"log_probs"}), micro_batch_size):
@@ -474,11 +474,11 @@ def _coupled(step: Step) -> None:
     """
     batch, rows, loss = step.batch, step.rows, step.loss
     # The ratio of a row is over all its decisions, also those that another row owns or that are not trained. A shared
-    # decision is scored once, at its first row, and gathered from there by all, so that its gradient is their sum.
+    # decision is scored once, at its first row, and gathered from there by all, so its gradient is their sum.
     owners = batch.owned & rows[:, None]
     at_rows = put(rows.nonzero()[:, 0], step.weights.device)
     shared = batch.decisions.owner_index
-    # Before the first update of a round the present log-probs are those of the rollout up to rounding, so that the
+    # Before the first update of a round the present log-probs are those of the rollout up to rounding, so the
     # first pass is skipped, unless the loss needs scores that the rollout lacks: other names (entropy,
     # reference.log_probs, ...), or the log-probs of rows that the policy did not draw in this round.
     drawn = step.inputs["drawn"]
@@ -496,7 +496,7 @@ def _coupled(step: Step) -> None:
     leaves = {name: value.requires_grad_() for name, value in dense.items()}
     inputs = {name: value[at_rows] for name, value in step.inputs.items()}
     inputs = with_scores(inputs, {name: value.reshape(-1)[shared][at_rows] for name, value in leaves.items()})
-    # All ranks compute the same total, and tallies are summed over ranks, so that only one rank records it.
+    # All ranks compute the same total, and tallies are summed over ranks, so only one rank records it.
     recorder = step if step.accelerator.is_main_process else replace(step, tally=Tally())
     total = recorder.total(inputs, step.weights[at_rows])
     partials = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)

@@ -58,7 +58,7 @@ def taken(tensors: Sequence[Tensor], index: Int[Tensor, "M"]) -> tuple[Tensor, .
 class Encodings:
     """Encodings by prompt, computed by ``encode``.
 
-    Prompts are encoded one at a time, so that an encoding depends on its prompt alone and neither on its neighbours
+    Prompts are encoded one at a time, so an encoding depends on its prompt alone and neither on its neighbours
     nor on how prompts are spread over ranks. ``kept`` are kept in memory, the oldest are dropped first. With a
     ``folder`` they are also files there, of at most ``disk_bytes`` together, the longest unused dropped first;
     ``identity`` tells the encodings of one model and its settings from those of others.
@@ -84,7 +84,7 @@ class Encodings:
         return [found[key] for key in keys]
 
     def only(self, prompts: Iterable[Prompt]) -> None:
-        """Encode these prompts, and refuse all others from now on, so that the encoders can be freed."""
+        """Encode these prompts, and refuse all others from now on, so the encoders can be freed."""
         distinct = {key_of(prompt): prompt for prompt in prompts}
         self.kept = len(self.memory) + len(distinct)
         self.rows(list(distinct.values()))

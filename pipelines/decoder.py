@@ -73,7 +73,7 @@ class Decoder(ABC):
         self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(self.end_ids))
         table, head = network.get_input_embeddings(), network.get_output_embeddings()
         vocabulary = head.weight.shape[0]
-        # A tied table has a whole gradient from the output layer, so that of the tokens read need not be one as well.
+        # A tied table has a whole gradient from the output layer, so of the tokens read need not be one as well.
         # On a GPU sums of sparse gradients have no fixed order.
         tied = isinstance(table, nn.Embedding) and table.weight is head.weight
         if tied and table.weight.device.type == "cpu" and network not in WAITING:

@@ -1,5 +1,5 @@
 """What families of denoising models share, whatever they generate: the checks of their settings, the cost of a rollout,
-and the policy over a loaded model. This file imports no torch, so that ``--help`` is fast."""
+and the policy over a loaded model. This file imports no torch, so ``--help`` is fast."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def config_on(config: Config, device: str) -> Config:
 
 
 def check_untied(network: Any, engine: str) -> None:
-    """ValueError where an adapted layer shares its weight with another module in the checkpoint, so that an engine,
+    """ValueError where an adapted layer shares its weight with another module in the checkpoint, so an engine,
     which reads the checkpoint, has one tensor for the two."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 

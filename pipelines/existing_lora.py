@@ -76,7 +76,7 @@ class Factors(NamedTuple):
     scale: float
 
     def product(self) -> Tensor:
-        """scale B A in double precision, so that it does not depend on the order of sums."""
+        """scale B A in double precision, so it does not depend on the order of sums."""
         down, up = self.down.double(), self.up.double()
         return self.scale * (up @ down.flatten(1)).reshape(len(up), *down.shape[1:])
 
@@ -376,7 +376,7 @@ def combined(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Saved adapters and those that were merged into their base as one: A = [A_1; A_2], B = [s_1 B_1, s_2 B_2].
 
-    The scales are inside B, so that alpha is the rank; what is shorter is filled with zeros.
+    The scales are inside B, so alpha is the rank; what is shorter is filled with zeros.
     """
     own = {
         name.removesuffix(".lora_A.weight"): Factors(

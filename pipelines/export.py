@@ -153,7 +153,7 @@ def write_adapters(
     earlier: Mapping[str, Mapping[str, Factors]],
 ) -> None:
     """The adapters of a saved model in one of the formats, together with ``earlier`` ones that were merged into its
-    base, so that they adapt the base as it is published; ``name`` is that of ComfyUI's file."""
+    base, so they adapt the base as it is published; ``name`` is that of ComfyUI's file."""
     places = ["", *([SECOND] if has_adapters(model / SECOND) else [])]
     for place in places:
         weights, config = read_adapters(model / place)

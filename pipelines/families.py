@@ -1,5 +1,5 @@
 """What the records of families share, whatever their modality: engines, exports and what reports show. This file
-imports no torch, so that ``--help`` is fast."""
+imports no torch, so ``--help`` is fast."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Token models that compute by their network's own forward pass, whatever its architecture.
 
-Every prompt is read by the network alone, media included, so that neither the layout of its media nor padding can
+Every prompt is read by the network alone, media included, so neither the layout of its media nor padding can
 differ from what the model's authors wrote. Then one of two ways, which the log names:
 
     shared     the members of a group share the keys and values of their prompt, in sampling and in scoring
@@ -57,7 +57,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Encoded:
-    """What the frozen encoders of a network made of media, so that these are encoded once: not again by every pass over
+    """What the frozen encoders of a network made of media, so these are encoded once: not again by every pass over
     their prompt.
 
     A network calls its encoders by its own ``get_image_features`` and the like, whose answers are kept as long as the
@@ -136,7 +136,7 @@ class OwnForward(ABC):
     reference: Reference
     checkpointing: bool
     frozen_media: bool = False
-    """Media are encoded inside of the network's own forward pass, so that their features are never kept."""
+    """Media are encoded inside of the network's own forward pass, so their features are never kept."""
     media_tokens: frozenset[int] = frozenset()
     begin_suppress_tokens: frozenset[int] = frozenset()
     turn_end: int | None = None

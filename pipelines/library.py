@@ -1,7 +1,7 @@
 """Greedy tokens by transformers' own forward pass, with which ours are compared.
 
 A completion is greedy if the library, given everything before a token, prefers no other one. That is read from a single
-forward pass of its own class over prompt and completion, so that settings of ``generate`` (penalties, forced tokens),
+forward pass of its own class over prompt and completion, so settings of ``generate`` (penalties, forced tokens),
 which are none of the policy's, do not enter.
 """
 

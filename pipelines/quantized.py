@@ -6,7 +6,7 @@ policy and, without its adapters, the reference: what is sampled is scored by th
 
     4bit    NF4 by blocks of 64 with quantized scales, 0.52 bytes a weight, computed in ``model.dtype``
     8bit    LLM.int8 (arXiv:2208.07339), 1 byte a weight; activations are quantized too, by row, and columns with
-            values above 6 in a batch are not, so that log-probabilities depend a little on the batch
+            values above 6 in a batch are not, so log-probabilities depend a little on the batch
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ whole mask, and gives back. Behind the last layer the states are gathered, and e
 the gradients of the layers each has a part, and of what is behind them, the output layer, its share. What has no
 gradient (completions that are drawn, their old log-probs, a reference) is not divided.
 
-Keys and values that are kept of a prompt are those of a process's own tokens, so that a table of keys is ordered by
+Keys and values that are kept of a prompt are those of a process's own tokens, so a table of keys is ordered by
 process, and within it by call: the mask is ordered likewise.
 """
 

@@ -121,7 +121,7 @@ def tools_of(config: Config, model: Any) -> Tools | None:
     tokenizer, chat = model.tokenizer, model.chat
     if model.turn_end is None:
         raise ValueError(
-            "sampling.tools: the model's chat template ends a turn with no special token, so that a policy cannot end "
+            "sampling.tools: the model's chat template ends a turn with no special token, so a policy cannot end "
             "its own; choose another model"
         )
     if "<tool_call>" not in model.decode(model.spell("<tool_call>")):

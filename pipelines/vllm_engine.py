@@ -2,7 +2,7 @@
 
 Its log-probs are those of the distribution that it draws from (``processed_logprobs``). What the trainer never samples
 has a bias of -100 here, the tokens that end a completion are the trainer's, and images, videos and their encoders are
-not used: the trainer sends the features that it has computed, so that both read the same numbers (with images in their
+not used: the trainer sends the features that it has computed, so both read the same numbers (with images in their
 place the gap of a tiny Qwen2.5-VL is 5e-4, since they are rounded to 8 bits; with features 5e-7).
 
 Weights are reloaded whole: a partial reload is accepted by vLLM with a line in its log. Which of its own tensors a

@@ -29,7 +29,7 @@ def train_backbone(
 ) -> tuple[PreferenceModel, dict[str, Tensor]]:
     """The head and the trained adapters by name, for the file ``ADAPTERS`` next to it.
 
-    Pairs pass one by one, so that memory is that of two outputs; a step is over ``how.batch`` of them.
+    Pairs pass one by one, so memory is that of two outputs; a step is over ``how.batch`` of them.
     """
     if features != LAST_HIDDEN or how.loss not in LOSSES:
         raise ValueError(

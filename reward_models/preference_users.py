@@ -7,7 +7,7 @@ comparisons most likely, and each head is trained on the comparisons of its user
     M:  r_k = argmax of the same product over the comparisons of all h with k_h = k
 
 The policy is then trained on the head with the smallest mean reward: ``combine: worst_stream``. All heads are
-standardized over the same outputs, those of all users, so that their means can be compared.
+standardized over the same outputs, those of all users, so their means can be compared.
 """
 
 from __future__ import annotations

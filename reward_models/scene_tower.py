@@ -19,7 +19,7 @@ WORDS, LETTERS, CHANNELS = 12, 24, 64
 class SceneTower(nn.Module):
     """Three convolutions over pixels and coordinates, each scaled and shifted by the sentence (FiLM, arXiv:1709.07871).
 
-    Words are embedded with their places, so that "a red circle left of a blue square" differs from its reverse. The
+    Words are embedded with their places, so "a red circle left of a blue square" differs from its reverse. The
     features are the mean and the maximum over positions, of ``width`` in all.
     """
 

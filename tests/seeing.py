@@ -104,7 +104,7 @@ def distance(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
 def released_positions(model: Any) -> Any:
     """``get_rope_index`` of Qwen2.5-VL as in transformers 5.2: a text begins behind all axes of what is before it.
 
-    Later versions count on by the larger side of a grid, so that text stands inside of a long clip's time.
+    Later versions count on by the larger side of a grid, so text stands inside of a long clip's time.
     """
 
     def rope(input_ids, mm_token_type_ids, image_grid_thw=None, video_grid_thw=None, second_per_grid_ts=None, **_):

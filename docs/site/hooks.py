@@ -1,10 +1,10 @@
-"""What the documentation site does in addition to mkdocs, so that the same pages can be read on GitHub.
+"""What the documentation site does in addition to mkdocs, so the same pages can be read on GitHub.
 
 - Links that leave ``docs/`` lead to pages too: the files that they name become pages under ``repository/``.
 - A fence such as ```` ```python runnable my_rewards.py ```` is a listing of Python with the title my_rewards.py.
 - Tables of settings, presets, recipes, papers and rewards are made from the data: see tables.py.
 - The search shows pages of reference below the guides.
-- Formulas, ```` ```math ```` and ``$`...`$``, become SVG by matplotlib, so that no script or font is fetched.
+- Formulas, ```` ```math ```` and ``$`...`$``, become SVG by matplotlib, so no script or font is fetched.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Names in tables may break behind a stroke, a dot or an underscore, so that columns stay narrow."""
+    """Names in tables may break behind a stroke, a dot or an underscore, so columns stay narrow."""
 
     def breakable(name: re.Match[str]) -> str:
         return re.sub(r"(?<=[\w;])([/_]|\.(?=[a-z]))(?=[\w&])", r"\1<wbr>", name[0])

@@ -1,5 +1,5 @@
 // Questions are searched by the words that say what they are about: the search of mkdocs-material takes every word as the
-// beginning of one, so that the "on" of "FLUX on one card" would be looked for in once, only and online.
+// beginning of one, so the "on" of "FLUX on one card" would be looked for in once, only and online.
 const EMPTY = new Set(
   ("a an and are as at be by can do does for from have how i if in is it its me my not of on or own should that the this " +
     "to we what when where which who why will with would you your").split(" "),

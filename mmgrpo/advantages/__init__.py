@@ -4,5 +4,5 @@
     select determines which rows enter the statistics and which are trained
 
 Each file has one table of blocks; ``estimate`` composes them, ``presets`` names choices of them.
-This module imports nothing, so that reading the presets does not load torch.
+This module imports nothing, so reading the presets does not load torch.
 """

@@ -131,7 +131,7 @@ def worst_stream(
     """That member of the ensemble whose mean over the batch is the smallest, for all samples (MaxMin-RLHF,
     arXiv:2402.08925): max over policies of the min over user groups of the expected reward.
 
-    [[1, 0, 1, 0], [.2, .3, .2, .1]] have the means .5 and .2, so that the second is trained on. Not ``minimum``, whose
+    [[1, 0, 1, 0], [.2, .3, .2, .1]] have the means .5 and .2, so the second is trained on. Not ``minimum``, whose
     choice differs from sample to sample. Rows from which that member abstains have 0.
     """
     ensemble, rest = _ensemble(values, weights, names, members)

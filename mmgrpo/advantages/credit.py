@@ -115,7 +115,7 @@ def tree_depth(
     for t in range(node.shape[1]):
         rows = decision_mask[:, t] & stat
         value = fuse(advantages, node[:, t], tail[:, t], rows, beta)
-        first = groups.group_first(node[:, t], rows)  # one row per node, so that wide subtrees do not count more
+        first = groups.group_first(node[:, t], rows)  # one row per node, so wide subtrees do not count more
         std = groups.group_std(value, key, first, ddof)
         score = (value - groups.group_mean(value, key, first)) / (std + eps)
         credit[:, t] = torch.where(rows & (std > 0), score, 0.0)
@@ -226,7 +226,7 @@ def temporal(
 ) -> Matrix:
     """``broadcast``, times 1 + lam (2 t / (L - 1) - 1)^2, t the place among the row's L decisions: the first and the
     last count more than the middle (temporal advantage shaping of AVATAR, arXiv:2508.03100). The weights of 5 decisions
-    are 1.3, 1.075, 1, 1.075, 1.3, so that the mean rises by 15 %; that of a single decision, where the formula is
+    are 1.3, 1.075, 1, 1.075, 1.3, so the mean rises by 15 %; that of a single decision, where the formula is
     0 / 0, is taken as 1."""
     place, last = decision_mask.cumsum(1) - 1, decision_mask.sum(1, keepdim=True) - 1
     weight = torch.where(last > 0, 1 + lam * (2 * place / last.clamp(min=1) - 1).square(), 1.0)
@@ -374,7 +374,7 @@ def process_reward(
     the last step, standardized over the tokens of the group (arXiv:2410.15115; its alpha was not found).
 
     q_k is the value of the text after step k (``sampling.states judged(by=...)``). Clip: min(q_k - clip, 0), .9 in a
-    note on the paper. Delta, after it: d_k = q_k - q_(k+1), d_(K-1) = q_(K-1), d_K = 0, so that the return from step k
+    note on the paper. Delta, after it: d_k = q_k - q_(k+1), d_(K-1) = q_(K-1), d_K = 0, so the return from step k
     is q_k, not a sum that grows with the number of steps. q = .9, .6, .8, .3: clip(.7) 0, -.1, 0, -.4; delta .3, -.2,
     .8, 0; both .1, -.1, 0, 0. The paper's PPO has a value network where this has the group.
     """
@@ -553,7 +553,7 @@ def routed(
     from the rewards ``video``, its sound from ``audio``, and both from all others; the routing of OmniNFT
     (arXiv:2605.12480), whose released std is that ``over`` the batch.
 
-    Of a family whose decisions say of which stream they are (``ltx2``). It replaces the advantages, so that baseline
+    Of a family whose decisions say of which stream they are (``ltx2``). It replaces the advantages, so baseline
     and scale should be ``none``, without a shape. A reward that abstains from a row is left out of its sum.
 
     Rewards of frames 1, 2, 3, 2 (mean 2, std .7071), of sound .2, .1, .4, .3 (.25, .1118) and of both .5, .7, .6, .2
@@ -585,7 +585,7 @@ def looking(
 ) -> Matrix:
     """``broadcast`` times w_t / mean w of the row, w = 1 + gain where the token's distribution depends on the media by
     more than ``threshold`` nats, else 1: what is seen is credited more, and the sum over a row is kept. PGPO
-    (arXiv:2604.01840): gated and of constant mass; its threshold and gain were not found, so that they must be given.
+    (arXiv:2604.01840): gated and of constant mass; its threshold and gain were not found, so they must be given.
 
     Dependencies [2, 0, 0, 0] with threshold 1 and gain 1: A times [1.6, .8, .8, .8]. Gain 0, or a row without any such
     token, is ``broadcast``.

@@ -254,7 +254,7 @@ def estimate(
     A row for which a reward of nonzero weight, or one that a block names, failed is outside the statistics, has
     advantage 0 and is not trained. Where a reward ``abstained`` (None: nowhere) the others decide; a row from which all
     of nonzero weight abstained is outside too. Statistics are of rows of ``counted_origins``. ``names`` are those of
-    the rewards, by default their numbers. Computed on the CPU in double precision, so that ranks and devices do not
+    the rewards, by default their numbers. Computed on the CPU in double precision, so ranks and devices do not
     matter. ValueError for rewards that a block cannot compare, and for advantages that are not finite.
     """
     if algorithm.parts:
@@ -273,7 +273,7 @@ def estimate(
     scored = (valid | abstained)[:, read].all(1) & (valid & counted).any(1)
     left_to_others = abstained & scored[:, None]
     values = torch.where(valid & scored[:, None], values.detach().cpu(), 0.0).double()
-    # NaN stands for an abstention from here on, so that each block leaves it out of its own sums.
+    # NaN stands for an abstention from here on, so each block leaves it out of its own sums.
     values = values.masked_fill(left_to_others, torch.nan)
     inputs: dict[str, Any] = _inputs(decisions)
     inputs |= {"weights": weights, "names": names, "raw": values}

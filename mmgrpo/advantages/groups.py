@@ -25,7 +25,7 @@ def with_moments(
 ) -> Float[Tensor, "K 3"]:
     """Number, mean and sum of squared deviations of each column with further values (Chan, Golub and LeVeque 1983).
 
-    1 and 3: 2, 2, 2; with 5 and 7: 4, 4, 20, so that the std, with n - 1, goes from 1.414 to 2.582.
+    1 and 3: 2, 2, 2; with 5 and 7: 4, 4, 20, so the std, with n - 1, goes from 1.414 to 2.582.
     """
     values = torch.where(counted, values, 0.0).double()
     number, mean, squares = moments.double().unbind(1)

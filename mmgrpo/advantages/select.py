@@ -9,7 +9,7 @@ Two parts of a batch, an easy one and a hard one, cut by the rewards (group-inva
 
 The paper trains a classifier p(g | x, y) of M = 2 parts that maximizes the variance between the parts' returns
 (section 4.3), R_g = sum_i p(g | i) R_i / sum_i p(g | i). With parts weighted by their sizes that variance is convex in
-the probabilities, so that its maximum is a hard assignment, and the best of those is a cut of the sorted returns. Here
+the probabilities, so its maximum is a hard assignment, and the best of those is a cut of the sorted returns. Here
 the cut is taken itself, in every batch: the limit of a classifier that can tell all samples apart. A trained one
 (``critic(classes=...)``) sees texts instead, smooths over batches, and generalizes to samples that it has not seen.
 
@@ -206,7 +206,7 @@ def consistent(
     right: Annotated[float, ANY_NUMBER] = 0.5,
 ) -> Rows:
     """All but ``remove`` rows of each group: of right ones those of the smallest reward ``by``, a mean of the scores of
-    steps, go first, of wrong ones those of the largest, so that right and wrong rows are as many as possible (PROF,
+    steps, go first, of wrong ones those of the largest, so right and wrong rows are as many as possible (PROF,
     arXiv:2509.03403; 4 of 8). Statistics are of what is left.
 
     round((P - N + remove) / 2) right rows go, P and N the numbers of both, within 0, ``remove`` and what there is: of 6
@@ -248,7 +248,7 @@ def max_variance(values: Values, key: Key, keep: Rows, *, count: Annotated[int, 
 
 
 def most_varied(values: Values, key: Key, count: int) -> Int[Tensor, "_"]:
-    """Places of the rows that ``max_variance`` selects; one that is NaN is worth the mean of its group, so that it is
+    """Places of the rows that ``max_variance`` selects; one that is NaN is worth the mean of its group, so it is
     the last to be chosen."""
     known = ~values.isnan()
     values = torch.where(known, values, groups.group_mean(values.nan_to_num(), key, known))
@@ -408,7 +408,7 @@ def parent_top1(
     last = torch.full_like(key, node.shape[1])
     winner = torch.ones_like(keep)
     _, dense = torch.unique(node, return_inverse=True)
-    # A parent of its own per row, so that the first decision of a group's trees is not taken for a split.
+    # A parent of its own per row, so the first decision of a group's trees is not taken for a split.
     parent = -1 - torch.arange(key.numel(), device=key.device)
     for t in range(node.shape[1]):
         rows = decision_mask[:, t] & keep

@@ -144,7 +144,7 @@ def group_invariant(
     coef: Annotated[float, UPPER_BOUND] = 1.0,
     of: Annotated[str, one_of("prompts", "rows")] = "prompts",
 ) -> Values:
-    """A * (1 - 2 coef (R_g - mean_g R_g)): the gradient of mean R_g - coef Var R_g, so that no part of the data is
+    """A * (1 - 2 coef (R_g - mean_g R_g)): the gradient of mean R_g - coef Var R_g, so no part of the data is
     neglected (group-invariant learning, arXiv:2310.11971). Means of 1.0 and .4 give the factors .4 and 1.6.
 
     The two parts g are the prompts, or the rows, below and above the cut of their rewards with the largest variance

@@ -58,7 +58,7 @@ def running(
 ) -> Streams:
     """r / std, or (r - mean) / std with ``centre``: mean and std (n - 1) of all rewards of the run as they were scored,
     this round's included (tracker ``reward_moments``). PPO-max (arXiv:2307.04964), whose code divides and then clips:
-    advantages are whitened later, so that a mean would be subtracted twice.
+    advantages are whitened later, so a mean would be subtracted twice.
 
     1 and 3: .707, 2.121; then 5 and 7: 1.936, 2.711. A reward without spread so far stays as it is.
     """
@@ -337,7 +337,7 @@ def unlikely(
     of: Reward = "",
 ) -> Streams:
     """r (1 - beta rank / G), rank 0 the least likely of the group's G samples by the mean log-prob of its decisions
-    (unlikeliness reward, arXiv:2506.02355; beta .25). Rewards are 0 for wrong answers, so that only right ones change.
+    (unlikeliness reward, arXiv:2506.02355; beta .25). Rewards are 0 for wrong answers, so only right ones change.
 
     r = [1, 1, 0, 0] with log-probs [-2, -.5, -1.5, -1]: [1, .8125, 0, 0]. A group that is right throughout has spread
     again, unless ``mixed``, which leaves the rewards of groups without spread as they are (the released code does not
@@ -505,7 +505,7 @@ def set_mean(
     reward of the set) (share of different classes in it): Polychromic policy optimization (arXiv:2509.25424) for whole
     samples. ``by`` numbers the classes, e.g. the reward ``answer_class``.
 
-    r = [1, 1, 0, 0], classes a, a, b, c, pairs: f is .5 for five of six and 0 for the last, so that the rows have
+    r = [1, 1, 0, 0], classes a, a, b, c, pairs: f is .5 for five of six and 0 for the last, so the rows have
     .083, .083, -.083, -.083. It replaces baseline and scale, which should be ``none``. A set of wrong samples gains
     nothing by its diversity. At most ``most`` sets, every n-th of all: rows are exchangeable. The credit ``vine_gae``
     does so for samples that part at a state.
@@ -582,7 +582,7 @@ def graded(
     come before the first wrong one (reward ``judge_steps``): a group of wrong answers has a gradient too (Spectral or
     Stepwise Guided PO, arXiv:2505.11595; its beta and gamma were not found, a re-implementation has 5 and .5).
 
-    beta 5, gamma .5: shares 0, .5 and 1 give .076, .5 and .924, so that a right answer of 1 is above all.
+    beta 5, gamma .5: shares 0, .5 and 1 give .076, .5 and .924, so a right answer of 1 is above all.
     """
     share = raw[:, [list(names).index(by)]]
     return _changed(

@@ -115,7 +115,7 @@ def turn_process(
     """The sample's advantage plus ``weight`` (q - mean) / (std + eps), q the reward of the token's turn: ProRAG,
     arXiv:2601.21912, where a process reward model scores turns (``turn_reward`` of the tools).
 
-    Mean and std are over all tokens that the group's samples wrote, so that long turns weigh more; no reward of a later
+    Mean and std are over all tokens that the group's samples wrote, so long turns weigh more; no reward of a later
     turn takes part. The paper's code has weight .5, its script .3, its scale ``group_std(eps=1e-4)``.
     """
     nothing = torch.zeros_like(advantages)
@@ -199,7 +199,7 @@ def state_groups(
 
     R_k is that of ``turn_return``. Right or wrong [1, 0, 1, 0] in 2, 3, 4 and 3 turns, gamma .95: the first turns of
     all have .95, 0, .857, 0, and by their std .952, -.864, .775, -.864 more than their row: the shorter way is better.
-    A state of one turn adds nothing, so that weight 0, and states that are all different, are ``broadcast``.
+    A state of one turn adds nothing, so weight 0, and states that are all different, are ``broadcast``.
     """
     rewards, there, _ = turn_rewards(values, decision_mask, step_rewards, turn, outcome)
     sums, same = returns(rewards, there, gamma), same_state(key, decision_mask, turn, state)

@@ -3,7 +3,7 @@
     recipe's weights -> after each round, or each evaluation of the held-out prompts: state -> state -> ...
 
 A rule is a pure function from the state and what was observed to the next state. The state is a few numbers, saved in
-every checkpoint, so that a resumed run continues with the same weights. Rewards of weight 0 in the recipe keep it,
+every checkpoint, so a resumed run continues with the same weights. Rewards of weight 0 in the recipe keep it,
 except one that ``dual_ascent`` or ``relay`` names.
 
 KL weights: how much the KL terms of a loss (``kl_k3``, ``kl_gaussian_exact``, ...) count for each sample, [B].
@@ -197,7 +197,7 @@ def uncertain_part(
     fraction: Annotated[float, POSITIVE_FRACTION] = 0.1,
 ) -> Values:
     """N / n for the n of N samples that the reward ``of`` ranks far above the rewards ``auxiliary``, 0 for the others,
-    so that the KL is the mean over the former: gated KL of GARDO (2512.24138).
+    so the KL is the mean over the former: gated KL of GARDO (2512.24138).
 
     U = win rate of ``of`` in the batch minus the mean win rate of these; gated is U above the (1 - fraction)
     quantile of those U that are not negative. of .9 .2 .6 .4, auxiliary .1 .8 .5 .7 and .2 .9 .6 .4: U = 1 -1 .167
@@ -239,7 +239,7 @@ def _win_rate(values: Values) -> Values:
 @block(KL_WEIGHTS, level="group")
 def high_part(values: Values, key: Key, stat: Rows, of: Annotated[str, one_of("prompts", "rows")] = "rows") -> Values:
     """1 in the part of the batch with the larger rewards and 0 in the other: eta p(g_high | x, y) KL (group-invariant
-    learning, arXiv:2310.11971, section 4.4), so that hard samples may explore. 1 for all where rewards are equal.
+    learning, arXiv:2310.11971, section 4.4), so hard samples may explore. 1 for all where rewards are equal.
 
     The part is that of ``group_invariant``, a cut in place of the paper's classifier.
     """

@@ -320,7 +320,7 @@ def media_of_answers(prompt: Prompt) -> Prompt:
 
 
 def equal_answers(prompt: Prompt) -> Skipped | None:
-    """A row of preference data whose answers are the same, so that there is nothing to prefer."""
+    """A row of preference data whose answers are the same, so there is nothing to prefer."""
     from mmgrpo.data.media import Skipped
 
     same = len(prompt.answers) > 1 and all(
@@ -381,7 +381,7 @@ def guessed_problem(prompt: Prompt, guesses: Mapping[str, float], limit: float) 
 
 
 def is_verifier(spec: str) -> bool:
-    """Whether a reward scores one text, so that it can be tried with a reference answer."""
+    """Whether a reward scores one text, so it can be tried with a reference answer."""
     from mmgrpo.rewards import entries
     from mmgrpo.scoring.manifest import Manifest
 

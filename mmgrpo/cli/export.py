@@ -16,7 +16,7 @@ Beside them lies a model card (README.md): base model and licence, held-out rewa
 snippet that loads the files, and the configuration that made them. --push needs a token (hf auth login, or HF_TOKEN);
 the repository is created private where there is none yet, unless --public is given.
 
-The scale alpha / rank is in a tensor or in the weights themselves, so that adapters count fully also where a program
+The scale alpha / rank is in a tensor or in the weights themselves, so adapters count fully also where a program
 drops the header of the file.
 
 The configuration of a run is a recipe, which can name functions: it is code, so name only runs that you trust.

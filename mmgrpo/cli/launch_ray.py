@@ -71,7 +71,7 @@ class Request:
 
 
 class Lost(Exception):
-    """A process is gone for no reason of its own, so that the run can go on."""
+    """A process is gone for no reason of its own, so the run can go on."""
 
 
 class Failed(Exception):

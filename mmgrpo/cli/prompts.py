@@ -8,7 +8,7 @@
     mmgrpo prompts runs/demo --which weak --budget 1000          # failures that grow, and problems to write per task
 
 The numbers are those of prompts.jsonl in the run folder, which a run writes with every checkpoint. A file that --write
-makes holds the rows of the training set as they are, so that a run can train on it (data.train).
+makes holds the rows of the training set as they are, so a run can train on it (data.train).
 
 "weak" is SwS (arXiv:2506.08989): the mean reward of no visit reached .5, and it falls over the visits; it needs the
 tracker history. --budget divides a number of new problems among tasks in proportion to their share of weak prompts.

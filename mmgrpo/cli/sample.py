@@ -10,7 +10,7 @@
 For image models the output folder contains grid.png (all images with their prompts), one PNG per image, and
 samples.json with prompts, seeds of the noise and rewards. For language and speech models it contains completions.html
 with media, prompts and completions, and the same as JSONL. Noise is a function of the seed, the index of the prompt and
-the number of samples, so that one call draws the same noise with every model.
+the number of samples, so one call draws the same noise with every model.
 
 The configuration of a run is a recipe, which can name functions: it is code, so name only runs that you trust.
 """

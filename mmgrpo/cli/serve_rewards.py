@@ -47,7 +47,7 @@ class Args:
     token_file: Annotated[str, ANY_TEXT] = ""
     """File with the token that clients must send; empty: none is needed."""
     max_batch: Annotated[int, COUNT_OR_ZERO] = 0
-    """Outputs of several requests that are scored together, at most; 0 scores each request by itself, so that its
+    """Outputs of several requests that are scored together, at most; 0 scores each request by itself, so its
     values do not depend on the others, not even in rounding."""
     max_wait: Annotated[float, within("[0, 60]")] = 0.005
     """Seconds to wait for further requests with which a batch may be filled up to --max-batch."""

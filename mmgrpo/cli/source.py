@@ -51,7 +51,7 @@ class Source(Given):
     samples: Annotated[int, within("[1, 1e6]"), named("--eval.samples")] = 1
     """Samples per prompt."""
     seed: Annotated[int, SEED, named("--eval.seed")] = 1234
-    """Seed of the noise, which is the same for every model with the same prompts and samples, so that comparisons are
+    """Seed of the noise, which is the same for every model with the same prompts and samples, so comparisons are
     paired."""
     batch_size: Annotated[int, COUNT, named("--eval.batch-size")] = 64
     """Samples drawn at a time, which limits memory; by default that of the run or of the family."""

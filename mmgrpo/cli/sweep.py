@@ -1,7 +1,7 @@
 """Several runs of one command line: ``mmgrpo train ... --seeds 0 1 2 --sweep optim.lr=1e-4,3e-4``.
 
 Every combination of seeds and values is a run of its own, in a process and a folder of its own, whose name says what it
-has: demo-lr-1e-4-seed-0. All are read before the first begins, so that a mistake in the last is an error at once. They
+has: demo-lr-1e-4-seed-0. All are read before the first begins, so a mistake in the last is an error at once. They
 run one after another, or --at-once N of them together, each then with a log beside its folder. With --resume ended runs
 are left as they are, and the others go on or begin. A run that fails leaves the others alone; at the end all ended ones
 are compared.

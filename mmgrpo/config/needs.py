@@ -191,7 +191,7 @@ def refuse(found: Sequence[Moot]) -> None:
 
 def overridden(config: Any, given: Collection[str]) -> set[str]:
     """The settings that may have lost their effect through those that the command line gives, and that it does not
-    give: a later layer overrode what they depend on, so that they are no mistake of the file."""
+    give: a later layer overrode what they depend on, so they are no mistake of the file."""
     names = set()
     for section, settings in sections_of(config).items():
         for field, declared in needs_of(type(settings)).items():

@@ -249,7 +249,7 @@ def from_arguments(default: C, arguments: Sequence[str], about: str) -> C:
 def _parsed(default: C, arguments: Sequence[str], about: str) -> tuple[C, list[str]]:
     """A configuration with the options of a command line, and the words of it that are none.
 
-    A parser of all options takes a tenth of a second to make, so that first one of those is made that are given; the
+    A parser of all options takes a tenth of a second to make, so first one of those is made that are given; the
     other says what is wrong with a line that cannot be read, and prints the help.
     """
     import tyro

@@ -415,7 +415,7 @@ def bind_several(texts: Sequence[str], table: Mapping[str, Block], what: str) ->
 
 
 def bind_scheduled(text: str, table: Mapping[str, Block], what: str) -> Bound:
-    """``bind`` for a block that is resolved at every step, so that its parameters may follow schedules."""
+    """``bind`` for a block that is resolved at every step, so its parameters may follow schedules."""
     return bind(text, table, what, scheduled=True)
 
 

@@ -361,7 +361,7 @@ def read(text: str, what: str) -> Schedule | None:
 
 def at(value: T, now: Now) -> T:
     """The same value with numbers in the place of schedules, through tuples, blocks and recipes (dataclasses of them);
-    the object itself where it has none, so that a run without schedules is what it was."""
+    the object itself where it has none, so a run without schedules is what it was."""
     changed: Any = value
     if _resolvable(type(value)):
         return changed.at(now)

@@ -5,7 +5,7 @@ those of the model, its data, its sampling and its evaluation depend on the mode
 ``model.family`` names. ``config_class`` combines them. No function below ``mmgrpo.api`` takes a configuration.
 
 Every field has a range (``ranges.py``), which a subclass that changes the default need not repeat. This module does not
-import torch, so that ``--help`` is fast. ``readable.py`` reads YAML and the command line.
+import torch, so ``--help`` is fast. ``readable.py`` reads YAML and the command line.
 """
 
 from __future__ import annotations
@@ -386,7 +386,7 @@ class Eval:
     samples: Annotated[int, within("[1, 1e6]")] = 1
     """Samples per prompt; the score of a prompt is their mean."""
     seed: Annotated[int, SEED] = 1234
-    """Seed of the evaluation samples. It is separate from the seed of the run, so that all evaluations are paired."""
+    """Seed of the evaluation samples. It is separate from the seed of the run, so all evaluations are paired."""
     batch_size: Annotated[int, COUNT] = 64
     """Samples generated at a time. Limits memory."""
     patience: Annotated[int, COUNT_OR_ZERO, needs("eval.skip", False), needs(HELDOUT), needs("eval.every")] = 0
@@ -518,7 +518,7 @@ class Engine:
         ),
         excludes(
             where("sampling.policy", but="matching"),
-            why="its loss has the likelihood of what is drawn, so that an engine draws with the weights of the round; "
+            why="its loss has the likelihood of what is drawn, so an engine draws with the weights of the round; "
             "presets such as diffusion_nft, awm and dgpo (sampling.policy=matching) may be drawn ahead",
             given=where("rollout.engine", "served"),
         ),
@@ -627,7 +627,7 @@ class Run:
 
 LAUNCH = ("resume", "resume_from", "overwrite", "dry_run", "strict")
 """Settings that say how a command starts and not what the run is: they are in no recipe and in no stored configuration,
-so that nobody inherits them."""
+so nobody inherits them."""
 
 
 @dataclass
@@ -691,7 +691,7 @@ class Sections:
     rewards: tuple[str, ...] = ()
     samples_shown: int = 16
     outputs: str = ""
-    """What the family makes, Text, Image, Video or Audio, so that rewards of others are refused; empty: unknown."""
+    """What the family makes, Text, Image, Video or Audio, so rewards of others are refused; empty: unknown."""
     process: str = "tokens"
     """What its models were trained on, by which presets choose settings: tokens, flow or diffusion."""
 

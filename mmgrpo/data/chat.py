@@ -37,7 +37,7 @@ from mmgrpo.data.values import one_line, reason_of
 from mmgrpo.types import Media, Prompt, Turn
 
 DATE = date(2024, 7, 26)
-"""The date that templates with a clock write: a prompt has the same ids on every day, so that a resumed run continues
+"""The date that templates with a clock write: a prompt has the same ids on every day, so a resumed run continues
 the same one. It is the date of Llama 3.2's own template where it finds no clock."""
 
 CLOCK = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")

@@ -1,4 +1,4 @@
-"""Data files whose rows are read by number, so that neither the rows nor the media inside of them are in memory.
+"""Data files whose rows are read by number, so neither the rows nor the media inside of them are in memory.
 
 A file knows where its rows are; ``read_row`` makes a prompt of one. Of JSON lines that is the offset
 of every line, of a WebDataset shard that of every member; tables of parquet and arrow are mapped into memory by

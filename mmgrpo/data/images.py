@@ -39,7 +39,7 @@ MIN_IS_WHITE = 0
 class ImageCache:
     """Decoded images of files; beyond ``limit`` bytes the least recently used are dropped.
 
-    The key of a file is its device, inode, modification time and size, so that a file that was rewritten is decoded
+    The key of a file is its device, inode, modification time and size, so a file that was rewritten is decoded
     again. Eight-bit images are stored with one byte per value, a quarter of their ``Image``. Thread-safe.
     """
 
@@ -205,7 +205,7 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
 
     With h, w the sides rounded to multiples: where h w > max, both are divided by b = sqrt(height width / max) and
     rounded down; where h w < min, multiplied by sqrt(min / (height width)) and rounded up. No side is below
-    ``factor``, so that a very elongated image may exceed max. Aspect ratios above 200 are refused.
+    ``factor``, so a very elongated image may exceed max. Aspect ratios above 200 are refused.
     Source: transformers, models/qwen2_vl/image_processing_qwen2_vl.py.
     """
     if min(height, width) < 1 or max(height, width) > 200 * min(height, width):

@@ -134,7 +134,7 @@ def options_of(options: Mapping[str, Any], kind: str, source: Any) -> dict[str, 
         if other := sorted(options.keys() & {"fps", "start", "end"}):
             raise ValueError(f"has both 'times' and '{other[0]}'; keep one of them")
     # A clip is sampled either at a rate or to a number of frames. For frames in files, fps is the rate at which they
-    # were taken, so that both are allowed.
+    # were taken, so both are allowed.
     if options.keys() >= {"fps", "frames"} and not isinstance(source, tuple):
         raise ValueError("has both 'fps' and 'frames'; keep one of them")
     return dict(options)

@@ -90,7 +90,7 @@ def prompt_of(
     ``columns`` are our names to those of the row's columns (``data.columns``).
 
     The answer is the row's ``answer``, else its ``solution``, else the final assistant turn. That turn is removed from
-    the conversation, so that the policy does not read it, and stored as ``meta["reply"]``. Other keys go to ``meta``.
+    the conversation, so the policy does not read it, and stored as ``meta["reply"]``. Other keys go to ``meta``.
     """
     try:
         check_values(row)

@@ -2,7 +2,7 @@
 
 A change is a pure function of (prompt, seen, seed): ``seen`` are (height, width) in pixels at which the model saw each
 of the prompt's media, and all randomness comes from ``seed``. Nothing is opened here: what is to be hidden is an option
-of the medium (``Mask``), which whoever reads it applies, so that a change suits every model. A prompt that has nothing
+of the medium (``Mask``), which whoever reads it applies, so a change suits every model. A prompt that has nothing
 to change is returned itself.
 """
 

@@ -17,7 +17,7 @@ from mmgrpo.types import Prompt
 def with_reward_tokens(prompts: Sequence[Prompt], rewards: Sequence[str]) -> list[Prompt]:
     """Each prompt once for each reward, with the reward's token before its text and the reward as its task.
 
-    A run draws them at random, so that about every reward is trained in each round. ValueError for a prompt that has a
+    A run draws them at random, so about every reward is trained in each round. ValueError for a prompt that has a
     task already, or that is a conversation.
     """
     for prompt in prompts:

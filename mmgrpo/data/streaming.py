@@ -151,7 +151,7 @@ def in_blocks(prompts: Sequence[Prompt], choose: Choose) -> tuple[Sequence[Promp
 
 
 def shows_undecoded(prompts: Sequence[Prompt]) -> bool:
-    """Whether prompts show images of files that are not decoded yet (``IMAGE_CACHE``), so that it may be done ahead; of
+    """Whether prompts show images of files that are not decoded yet (``IMAGE_CACHE``), so it may be done ahead; of
     stored prompts it is not known, and True."""
     if isinstance(prompts, StoredPrompts | Joined):
         return True

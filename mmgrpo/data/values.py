@@ -15,13 +15,13 @@ from typing import Any
 
 ROW_FORMAT = 'one JSON object per line, e.g. {"text": "two red circles", "answer": 2}'
 MAX_LINE = 1 << 24
-"""Bytes of a line. Media are named, not contained, so that 16 MiB are a mistake (a file without line breaks)."""
+"""Bytes of a line. Media are named, not contained, so 16 MiB are a mistake (a file without line breaks)."""
 
 MAX_DEPTH = 32
 """Levels of lists and objects in each other, of which a conversation has six."""
 
 MAX_INTEGER = 10**308
-"""Larger integers are no floats, so that comparing them with one fails."""
+"""Larger integers are no floats, so comparing them with one fails."""
 
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")

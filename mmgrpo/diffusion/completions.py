@@ -1,4 +1,4 @@
-"""Which intermediate states of a plan are completed without noise, so that rewards can judge single decisions.
+"""Which intermediate states of a plan are completed without noise, so rewards can judge single decisions.
 
 The states before and after every decision are completed in at most ``limit`` deterministic steps to the end of the
 grid, and each distinct state once: the state after a decision is that before the next one, the children of a split

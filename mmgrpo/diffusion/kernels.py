@@ -1,7 +1,7 @@
 """One reverse step of a flow or diffusion model: stochastic kernels and deterministic solvers.
 
 A kernel is a pure function ``(x, output, step, grid) -> Transition``, where ``output`` is the
-network's prediction for ``x``. Sampling and scoring call the same kernel, so that the ratio is one
+network's prediction for ``x``. Sampling and scoring call the same kernel, so the ratio is one
 before the first update. All arithmetic is in fp32 or wider, whatever the network's precision.
 
     >>> import torch
@@ -55,7 +55,7 @@ class Transition:
     std: Level
     scaled: bool = True
     noisy: bool = False
-    """``std`` is known to be above 0, so that nobody reads it from a device to see."""
+    """``std`` is known to be above 0, so nobody reads it from a device to see."""
 
     @property
     def likelihood_std(self) -> Level:
@@ -114,7 +114,7 @@ def flow_sde(
     ``factors``, one for each step of the grid, multiply a (DenseGRPO's calibrated noise, arXiv:2601.20218;
     ``mmgrpo.advantages.step_rewards.calibrate`` makes them).
 
-    s~ = min(s, the grid's second level): in the first step it is the second level, so that from s = 1 its std is a.
+    s~ = min(s, the grid's second level): in the first step it is the second level, so from s = 1 its std is a.
     Flow-GRPO (arXiv:2505.05470) substitutes at s = 1 only; grids that begin just below 1 (UniPC: 1 - 1e-6, DPM-Solver:
     .9997) have the pole of 1 / (1 - s) in their first step too.
     """
@@ -317,7 +317,7 @@ def kernel(text: str, prediction: str = "flow") -> Kernel:
 def noise_table(kernel: Kernel, grid: Grid, outputs: int = 1) -> Float[Tensor, " steps"]:
     """The std of the noise that the kernel injects at each step of a grid; of one that the network predicts (2
     ``outputs`` a latent entry), at sigma = 1."""
-    # No kernel's std depends on the state, so that any state serves.
+    # No kernel's std depends on the state, so any state serves.
     zeros = torch.zeros(grid.steps, outputs, device=grid.levels.device)
     step = torch.arange(grid.steps, device=grid.levels.device)
     return kernel(zeros[:, :1], zeros, step, grid).std.flatten()
@@ -358,7 +358,7 @@ class History:
 
 
 def no_history(x: Latent) -> History:
-    """The state before the first step. Its level 1 marks it as absent, so that the first step is Euler's."""
+    """The state before the first step. Its level 1 marks it as absent, so the first step is Euler's."""
     return History(torch.zeros_like(x), torch.ones_like(x.flatten(1)[:, 0]))
 
 

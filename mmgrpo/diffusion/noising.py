@@ -7,7 +7,7 @@
                                                              sample              x0            1
 
 with a = sqrt(abar) and b = sqrt(1 - abar). The scale is that of the gap of a prediction in the clean estimate,
-|x0_hat - x0| = scale |prediction - target| at a given x_t, so that what is said of clean estimates holds for all.
+|x0_hat - x0| = scale |prediction - target| at a given x_t, so what is said of clean estimates holds for all.
 """
 
 from __future__ import annotations

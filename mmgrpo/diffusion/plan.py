@@ -6,7 +6,7 @@ branches (Granular-GRPO, TempFlow-GRPO, E-GRPO) and trees (BranchGRPO, TreeGRPO)
 The rows of a group are the leaves of ``roots`` trees, in lexicographic order of (root, child at the
 first split, child at the second, ...). An *edge* is one transition of that tree, a *forward* one
 network evaluation; the children of a split share their parent's forward. Edges and forwards of a
-step are numbered from 0 in the order of rows, so that row r takes edge ``r * width // rows``.
+step are numbered from 0 in the order of rows, so row r takes edge ``r * width // rows``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Plan:
     tail: str = "euler"
     """Solver of the steps after the last stochastic one, euler or dpmpp_2m; before it always euler.
 
-    dpmpp_2m continues from the clean estimate of the last stochastic step, so that its first step is already of second
+    dpmpp_2m continues from the clean estimate of the last stochastic step, so its first step is already of second
     order (MixGRPO, arXiv:2507.21802, equation 19).
     """
     tail_steps: int = 0
@@ -74,7 +74,7 @@ class Plan:
         if self.fraction > 1 or self.trained_per_row < 1:
             self.refuse(f"trains int({sum(self.trained)} * {self.fraction}) steps of a row; raise fraction")
         if self.fraction < 1 and self.rows != self.edges[0]:
-            self.refuse("splits after step 0, so that rows share decisions: fraction must be 1")
+            self.refuse("splits after step 0, so rows share decisions: fraction must be 1")
         if self.jump > 1 and sum(self.stochastic) != 1:
             self.refuse("jumps, which needs exactly one stochastic step")
         if self.tail not in ("euler", "dpmpp_2m"):

@@ -1,6 +1,6 @@
 """Planners: pure functions of steps, group size, round and a generator that return the plans of a round.
 
-Plans are drawn once per round from a generator that is equal on all ranks, so that all members of
+Plans are drawn once per round from a generator that is equal on all ranks, so all members of
 a group, and all groups, share one window; with a window per sample, rewards within a group would
 differ for a reason other than the policy. A round with several plans samples one group per prompt and plan.
 
@@ -136,7 +136,7 @@ def sliding_window(
         stays = [math.ceil(interval * math.exp(-0.1 * max(s - 13, 0))) for s in starts]
         start = start_at(starts, stays, round, roll_back)
     end = start + size
-    # Minus 1e-9, so that a whole number of steps is not rounded up: 50 * 0.14 is 7.000000000000001.
+    # Minus 1e-9, so a whole number of steps is not rounded up: 50 * 0.14 is 7.000000000000001.
     after = math.ceil((steps - end) * tail_ratio - 1e-9)
     plan = spread(end + after, range(start, end), group_size, shared_noise)
     return [replace(plan, tail=tail, tail_steps=after if tail_ratio < 1 else 0)]
@@ -154,7 +154,7 @@ def one_step_branch(
     jump: Annotated[int, COUNT] = 1,
     intervals: Annotated[Sequence[int], COUNT] = (1,),
 ) -> list[Plan]:
-    """Branch at one step, the only stochastic one, so that rewards within a tree differ by its noise alone.
+    """Branch at one step, the only stochastic one, so rewards within a tree differ by its noise alone.
 
     The step is within the first fraction ``first`` of all steps; ``draw`` "one" draws one step per round,
     "all" makes one plan per step. ``intervals`` add previews from coarser completions (Granular-GRPO,
@@ -217,7 +217,7 @@ def entropy_branch(
 
     The smallest m <= ``most`` with entropy(step, m) >= entropy(least, 1), of the Gaussian from the level at the step to
     that m steps later. E-GRPO (arXiv:2601.00423) merges consecutive steps of low entropy; its threshold was not found
-    (its released code has lists by hand, which ``one_step_branch(jump=...)`` expresses), so that the rule is ours.
+    (its released code has lists by hand, which ``one_step_branch(jump=...)`` expresses), so the rule is ours.
     """
     children = children_per_root(group_size, roots)
     threshold = entropy(least, 1)

@@ -262,7 +262,7 @@ def refuse_noise(text: str, std: Float[Tensor, " T"], stochastic: Sequence[bool]
 
 
 class Sizes:
-    """The RMS of the states that a walk along a grid passes, read once at its end, so that its steps do not wait."""
+    """The RMS of the states that a walk along a grid passes, read once at its end, so its steps do not wait."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid

@@ -1,8 +1,8 @@
-"""Several engines that share the prompts of a round, so that one that dies loses none.
+"""Several engines that share the prompts of a round, so one that dies loses none.
 
     prompts      the longest first, each to the engine with the fewest tokens so far
     a failure    what an engine was to draw when it stopped answering is drawn by the others, with the same seeds and
-                 weights, so that the samples are the same; in the next round it is asked again
+                 weights, so the samples are the same; in the next round it is asked again
 
 Only where none of them answers does a round wait, for ``rollout.patience``.
 """

@@ -8,7 +8,7 @@
 An engine states where each decision began and ended; the trainer computes the network's output at each beginning and
 the transition's log-prob, which is the old one of the update. Those of the engine are the field ``sampler_log_probs``.
 What is not scored again are steps without noise (those of an ODE before, between and after decisions): they decide
-which states and outputs there are, not how probable they were. No engine for images or videos runs on a CPU, so that
+which states and outputs there are, not how probable they were. No engine for images or videos runs on a CPU, so
 none is built on here.
 """
 
@@ -121,7 +121,7 @@ class SynchronizedDenoiser:
                 found.set_exception(error)
 
         self.begun[identity(request)] = found
-        # A daemon, so that a server that hangs does not keep a run that ends.
+        # A daemon, so a server that hangs does not keep a run that ends.
         threading.Thread(target=generate, name=f"draws round {request.round}", daemon=True).start()
 
     def settle(self, number: int = 0) -> None:

@@ -199,7 +199,7 @@ class Synchronized:
                 found.set_exception(error)
 
         self.begun[identity(queries, drawing)] = found
-        # A daemon, so that a server that hangs does not keep a run that ends.
+        # A daemon, so a server that hangs does not keep a run that ends.
         threading.Thread(target=generate, name=f"draws with the weights of {drawing.round}", daemon=True).start()
 
     def ready(self, drawing: Drawing) -> Drawing:
@@ -410,7 +410,7 @@ def refuse_names(engine: str, sent: Mapping[str, str], held: Mapping[str, str]) 
 def fingerprint(tensor: Tensor) -> str:
     """64 bits of the shape, the precision and every byte of a tensor, with its place; computed where the tensor is.
 
-    A sum modulo 2^64, so that it does not depend on the order in which a device adds.
+    A sum modulo 2^64, so it does not depend on the order in which a device adds.
     """
     flat = tensor.detach().contiguous().reshape(-1)
     kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]

@@ -1,6 +1,6 @@
 """Our own sampler as an engine: a token policy with a network of its own.
 
-It draws what the trained policy itself would draw, bit for bit, so that it proves the interface, and serves where
+It draws what the trained policy itself would draw, bit for bit, so it proves the interface, and serves where
 sampling is to happen in another process or on another device.
 """
 

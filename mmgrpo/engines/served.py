@@ -631,7 +631,7 @@ def application(
     def answered(act: Callable[[Any], Any] | None) -> Any:
         async def answer(received: Received) -> Response:
             def refusal(status: int, error: Exception) -> Response:
-                # What is left of a body is not read, so that the connection cannot be used again.
+                # What is left of a body is not read, so the connection cannot be used again.
                 text = str(error).removeprefix("rollout.engine: ") or type(error).__name__
                 return JSONResponse({"error": text}, status, {**STATED, "Connection": "close"})
 

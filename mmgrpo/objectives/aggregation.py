@@ -12,7 +12,7 @@ Mismatch corrections: detached factors for samples of another engine, or in anot
 
 Throughout, w = exp(old_log_probs - sampler_log_probs): the probability of the decision under the trainer's
 old policy over that under the sampler. The factor multiplies the objective of a decision and not its terms,
-so that a KL still acts on a decision whose factor is 0, as in DeepSeek-V3.2 (2512.02556), TRL and verl.
+so a KL still acts on a decision whose factor is 0, as in DeepSeek-V3.2 (2512.02556), TRL and verl.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def noise_aware(loss_mask: Bool[Tensor, "B T"], std: Float[Tensor, "B T"]) -> Fl
 def rectified(
     loss_mask: Bool[Tensor, "B T"], rectifier: Float[Tensor, "B T"], pool: Annotated[int, COUNT_OR_ZERO] = 0
 ) -> Float[Tensor, "B T"]:
-    """``per_sample`` times w / mean w, so that every step's gradient has the same scale (Flash-GRPO, 2605.15980).
+    """``per_sample`` times w / mean w, so every step's gradient has the same scale (Flash-GRPO, 2605.15980).
 
     w = std / |d mean / d output| of each transition. The mean is over the decisions of the optimizer step, as in the
     released code (there of a micro-batch), or with ``pool`` over the first so many steps of the grid, from which the
@@ -192,7 +192,7 @@ def off_policy_mask(
     """0 where A < 0 in a row that is far off policy, else 1.
 
     Far off policy: mean_t (sampler_log_probs - log_probs) > delta, in nats per decision. Off-policy sequence masking
-    of DeepSeek-V3.2 (2512.02556), which does not state delta; TRL proposes 0.5. It changes with every update, so that
+    of DeepSeek-V3.2 (2512.02556), which does not state delta; TRL proposes 0.5. It changes with every update, so
     it is computed from the present scores, of whole rows.
     """
     far = row_mean(sampler_log_probs - log_probs.detach(), decision_mask) > delta

@@ -79,7 +79,7 @@ def peers(key: Int[Tensor, " B"], members: Bool[Tensor, " B"]) -> Bool[Tensor, "
 def at_decisions(group_loss: Float[Tensor, " B"], loss_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """The loss of each row's group at every trained decision of the row.
 
-    Each decision has the whole loss, so that weights determine only how much a group counts and
+    Each decision has the whole loss, so weights determine only how much a group counts and
     never distort its gradient: under ``per_sample`` groups of equal size count equally (the mean over
     groups) and ragged ones by their size, under ``per_prompt`` all count equally.
     """

@@ -9,7 +9,7 @@ With d = reference_log_probs - log_probs at decisions drawn from the policy:
     kl_unbiased   r (e^d - d - 1)    KL(policy||ref)     KL(policy||ref), off policy too
     kl_forward    d e^d - e^d + 1    KL(ref||policy)     neither
 
-A coefficient has no meaning without its estimator, so that none has a default. For Gaussian decisions
+A coefficient has no meaning without its estimator, so none has a default. For Gaussian decisions
 the divergence has a closed form; the three variants in use differ by orders of magnitude.
 
 Terms that compare a decision's log-prob with the one under a changed prompt, such as a masked image.
@@ -20,8 +20,8 @@ With d = log_probs - changed_log_probs, r = e^d, at decisions sampled under the 
     perception        r - log r - 1      chi-square(policy||changed) - KL(policy||changed): PAPO's formula
     perception_k3     1/r + log r - 1    KL(policy||changed): PAPO's released code, with the estimator of ``kl_k3``
 
-Both are rewarded, so that their penalty is negative: a policy that does not look has d = 0 and gains nothing. Both grow
-without bound, ``perception`` exponentially in d; above ``limit`` a decision has no gradient, so that no single one
+Both are rewarded, so their penalty is negative: a policy that does not look has d = 0 and gains nothing. Both grow
+without bound, ``perception`` exponentially in d; above ``limit`` a decision has no gradient, so no single one
 dominates.
 
 The gradient goes through both log-probs, away from d = 0: a decision that is likelier with the image becomes likelier
@@ -203,7 +203,7 @@ def kl_gaussian_dt_free(
 
 @block(TERMS)
 def kl_velocity(reference_velocity_gap: Float[Tensor, "*shape"], *, coef: float) -> Float[Tensor, "*shape"]:
-    """coef mean((v - v_ref)^2): about a hundred times larger than the others, so that coef is near 4e-4."""
+    """coef mean((v - v_ref)^2): about a hundred times larger than the others, so coef is near 4e-4."""
     return coef * reference_velocity_gap
 
 
@@ -325,7 +325,7 @@ def diffro(
     """-coef log P(text | speech tokens) where A > 0, otherwise 0: DiffRO (2507.05911) with the sample filter of
     2509.18569, which leaves out samples that loop or have no end, or with ``every`` without it.
 
-    Every decision of a row has the row's log-probability, so that under ``per_sample`` weights the sum is the mean over
+    Every decision of a row has the row's log-probability, so under ``per_sample`` weights the sum is the mean over
     samples: with coef .5 and log P = -2, 1 for a good sample and 0 for a bad one.
     """
     values = -coef * read_log_probs

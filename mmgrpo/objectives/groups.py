@@ -59,7 +59,7 @@ def weighted_mean(
 
 def soft_mean(values: Float[Tensor, " B"], among: Bool[Tensor, "B B"], tau: float) -> Float[Tensor, " B"]:
     """For each row: tau log mean exp(values / tau) over ``among``; their maximum in the limit of tau to 0."""
-    # Finite in place of -inf, so that an empty set has a number with a gradient that the caller can discard.
+    # Finite in place of -inf, so an empty set has a number with a gradient that the caller can discard.
     lowest = torch.finfo(values.dtype).min
     scaled = (values / tau).expand_as(among).masked_fill(~among, lowest)
     return tau * (scaled.logsumexp(1) - among.sum(1).clamp_min(1).to(values.dtype).log())
@@ -167,7 +167,7 @@ def n_best(
 ) -> Loss:
     """The expected advantage of a group under its members' renormalized probabilities: -sum_i P_i A_i.
 
-    P = softmax over the group of the sums of log-probs, so that the gradient is -sum_i P_i (A_i - E[A]) grad log p_i,
+    P = softmax over the group of the sums of log-probs, so the gradient is -sum_i P_i (A_i - E[A]) grad log p_i,
     whatever baseline the advantages have. For groups from a beam search and minus the number of word errors as reward
     it is the N-best form of minimum word error rate training (1712.01818, eq. 6). Groups count equally under
     ``per_sample`` weights.
@@ -230,7 +230,7 @@ def visual_distillation(
 
     a_t = max(log pi_teacher(y_t | image) - log pi_teacher(y_t | changed image), 0). Of a prompt's K samples each has
     the softmax of its mean a, standardized among them (population), over ``tau``; of that its ceil(top T) tokens of
-    largest a have ``share`` together and the others the rest. w is that weight times K T, so that it is 1 throughout
+    largest a have ``share`` together and the others the rest. w is that weight times K T, so it is 1 throughout
     where all samples are alike and the share is that of the tokens. Means of a of 1 and 0, with tau 1: .881 and .119.
     Ties go to the first. By a re-implementation, as the authors' code was not found.
     """

@@ -133,7 +133,7 @@ def crd(
 
     The implicit reward q, self-normalized in velocity space, is regressed on the ``optimality`` rho, both centred in
     the group (mean q without gradient). CRD (2603.14128) with its squared loss and uniform weights. The code that was
-    read centres over all that a micro-batch gathers, so that the difficulty of prompts leaks into the target.
+    read centres over all that a micro-batch gathers, so the difficulty of prompts leaks into the target.
     """
     implicit, rho = old_normalized_error - normalized_error, optimality(advantages, limit)
     total, size = group_sum(implicit.detach(), loss_mask, key)

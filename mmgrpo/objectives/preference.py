@@ -9,14 +9,14 @@ the network that log-probs are compared with. DPO is one choice of these, and so
 from ``dpo`` on). They hold for tokens, for Gaussian transitions, whose log-probs are means over latent dimensions, so
 that beta must be larger, and for matching errors, whose draws a group shares.
 
-The order is that of the advantages, so that baseline and scale ``none`` give that of the rewards. A row without a
+The order is that of the advantages, so baseline and scale ``none`` give that of the rewards. A row without a
 trained decision is no member of its group. A group without a pair has loss 0. At S = 0 the links that see only which
 sample is preferred have one direction of gradient: that of the policy gradient on the number of pairs that a row wins
 minus the number that it loses.
 
 Regressions (GVPO, REBEL, Reg-GRPO, PRDP) are the square link over all pairs, with the difference of rewards as target:
 means of (d_i - d_j)^2, where the residual d of a row is the reward that its log-ratios imply minus its reward. Pairs
-cancel what the group has in common, so that the target is the row's advantage, centred or not.
+cancel what the group has in common, so the target is the row's advantage, centred or not.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def soft(gap: Gap, order_gap: Gap) -> Gap:
 
 @block(LINKS)
 def square(gap: Gap, tau: Annotated[float, POSITIVE] = 0.1) -> Gap:
-    """(d - 1 / (2 tau))^2: IPO (2310.12036), with beta 1, so that d is the gap of log-ratios. 9 at d = 2."""
+    """(d - 1 / (2 tau))^2: IPO (2310.12036), with beta 1, so d is the gap of log-ratios. 9 at d = 2."""
     return (gap - 1 / (2 * tau)).square()
 
 
@@ -223,7 +223,7 @@ def _mean(values: Order, among: Peers) -> Order:
 
 
 def _logsumexp(values: Order, among: Peers) -> Order:
-    # Finite in place of -inf, so that an empty set has a number with a gradient that the caller can discard.
+    # Finite in place of -inf, so an empty set has a number with a gradient that the caller can discard.
     return values.expand_as(among).masked_fill(~among, torch.finfo(values.dtype).min / 2).logsumexp(1)
 
 
@@ -458,7 +458,7 @@ def regression_standardized(
 
     z(L) = (L - mean) / (std + eps) over the group, std with ddof 1. Reg-GRPO (DeepVideo-R1,
     2506.07464). On policy all L are 0 and the gradient is that of the group policy gradient times
-    2 / eps, so that ``eps`` must fit the magnitude of log-ratios.
+    2 / eps, so ``eps`` must fit the magnitude of log-ratios.
     """
     members = loss_mask.any(1)
     same = peers(key, members).to(log_probs.dtype)

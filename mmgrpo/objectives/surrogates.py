@@ -484,7 +484,7 @@ def grpo_guard(
 
     log r = std [log_probs - old_log_probs + shift / (2 std^2)], loss ``ppo(r) / dt``. With
     x' = mean_old + std z this is mean((mean_new - mean_old) z), whose expectation over z is 0, while
-    that of the plain log-ratio is minus the KL, so that its upper clip hardly ever acts.
+    that of the plain log-ratio is minus the KL, so its upper clip hardly ever acts.
     GRPO-Guard (2510.22319).
     """
     log_ratio = std * (log_probs - old_log_probs + shift / (2 * std.square()))
@@ -504,7 +504,7 @@ def flow_dppo(
     """-r A without a clip, and 0 for transitions that have left the trust region and still move away.
 
     Zero where D = shift / (2 std^2) exceeds ``threshold`` and ((A > 0 and r > 1) or (A < 0 and r < 1)).
-    D is the KL between the two transitions, so that the trust region is exact and not estimated from the
+    D is the KL between the two transitions, so the trust region is exact and not estimated from the
     ratio of one sample. Flow-DPPO (2606.11025).
     """
     log_ratio = log_probs - old_log_probs
@@ -563,7 +563,7 @@ def gspo_token(
     low: float = 3e-4,
     high: Annotated[float, UPPER_BOUND] = 4e-4,
 ) -> Loss:
-    """``gspo`` with a gradient per decision, so that advantages may differ within a row.
+    """``gspo`` with a gradient per decision, so advantages may differ within a row.
 
     s_t = sg[s] * pi_t / sg[pi_t]: the value is the sequence ratio, the gradient s grad log pi_t.
     GSPO (2507.18071), section 4.3.

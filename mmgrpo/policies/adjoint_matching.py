@@ -9,7 +9,7 @@ diffusion ``ddim(eta=1)``), and ends with one backward pass through the reward a
 
 The lean adjoint a has the Jacobian of the reference and nothing else; with that of the trained network it is another
 method, and misses the optimum where the reward is not linear (mean .28 in place of .20 of an analytic case). The
-optimum is the distribution p exp(scale r) of the reference's samples p, so that it does not collapse: a linear reward
+optimum is the distribution p exp(scale r) of the reference's samples p, so it does not collapse: a linear reward
 shifts their mean by scale times their variance, and keeps that. The reward weighs against the reference by ``scale``.
 """
 

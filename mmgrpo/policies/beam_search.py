@@ -64,7 +64,7 @@ def beam_search(
             candidates.sort(key=lambda one: -one[1].score)
             ended = finished[prompt] + [beam for _, beam in candidates if beam.ids[-1] in last]
             finished[prompt] = sorted(ended, key=lambda beam: -beam.score)[:width]
-            # A score can only decrease, so that a beam no better than the last of a full list can never enter it.
+            # A score can only decrease, so a beam no better than the last of a full list can never enter it.
             threshold = finished[prompt][-1].score if len(finished[prompt]) == width else -math.inf
             best = [one for one in candidates if one[1].ids[-1] not in last and one[1].score > threshold][:width]
             alive[prompt] = [beam for _, beam in best]

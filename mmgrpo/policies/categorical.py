@@ -1,6 +1,6 @@
 """A policy with one decision per sample: one of a few classes, which a renderer turns into an output.
 
-The renderer is a black box: no gradient flows through it, only its reward counts. The choice has a likelihood, so that
+The renderer is a black box: no gradient flows through it, only its reward counts. The choice has a likelihood, so
 it is trained like any other decision, with T = 1. The duration policy of DMOSpeech 2 (arXiv:2507.14988) is one: it
 predicts the length of an utterance, which a synthesizer then speaks.
 """

@@ -8,7 +8,7 @@ The network labels every frame of a recording, and many label paths collapse to 
   (arXiv:1712.01818, eq. 2) weighs errors by.
 
 The reward sees the transcript only. The gradient of log p(transcript) is the mean of those of log p(path) over the
-transcript's paths, so that both have the same expected gradient, and the second has no more variance (Rao-Blackwell).
+transcript's paths, so both have the same expected gradient, and the second has no more variance (Rao-Blackwell).
 This policy takes the second. A drawn path's transcript is a sample of p(transcript): transcripts that recur in a group
 are rows of their own with equal log-probs, as often as they are likely. The ratio of a clipped objective is that of
 whole transcripts.
@@ -16,7 +16,7 @@ whole transcripts.
 Connectionist temporal classification (Graves et al. 2006): frame labels, and the transcripts that they collapse to.
 
 A path names one label per frame, the blank among them. Its transcript is the path without repetitions, then without
-blanks: with - as the blank, aa-ab and a-abb are both aab. Given the recording, the frames are independent, so that
+blanks: with - as the blank, aa-ab and a-abb are both aab. Given the recording, the frames are independent, so
 
     log p(path) = sum_t frames[t, path[t]]        log p(transcript) = log sum_{paths of the transcript} p(path)
 """
@@ -59,7 +59,7 @@ def draw_transcripts(
     frames: Float[Tensor, "frames labels"], uniform: Float[Tensor, "rows frames"], blank: int
 ) -> list[Transcript]:
     """The transcripts of paths drawn from the frames' log-probs by uniform numbers: each is a sample of p(transcript),
-    so that it recurs as often as it is likely."""
+    so it recurs as often as it is likely."""
     paths = draw_tokens(frames.repeat(len(uniform), 1), uniform.flatten()).view(uniform.shape)
     return [collapse(path, blank) for path in paths.cpu()]
 

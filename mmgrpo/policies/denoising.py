@@ -60,7 +60,7 @@ from mmgrpo.runtime.networks import REFERENCE_NETWORK, Networks
 from mmgrpo.types import OWN, Completions, Decisions, Output, Prompt, Record, Request, Rollout, Scores, distinct_prompts
 
 NODES_PER_WALK = 1 << 32
-"""Offset between the decision numbers of different walks of a rollout, so that they never coincide."""
+"""Offset between the decision numbers of different walks of a rollout, so they never coincide."""
 
 
 def norm_of(velocity: Float[Tensor, "N *latent"]) -> Float[Tensor, " N"]:
@@ -445,7 +445,7 @@ class DenoisingPolicy:
         """
         groups, rows = len(request.prompts), len(request.prompts) * plan.rows
         grid = plan.grid(self.grid)
-        # One stream per prompt and plan, so that a group's noise depends neither on its rank nor on other groups.
+        # One stream per prompt and plan, so a group's noise depends neither on its rank nor on other groups.
         streams = [stream(request.seed, "noise", slot, number) for slot in request.slots]
         states: list[Tensor] = []
         means: list[Tensor] = []
@@ -470,12 +470,12 @@ class DenoisingPolicy:
         going = torch.arange(rows)  # ``alive`` on the host
         sizes, predicted = Sizes(grid), list[Tensor]()
         for t in range(plan.end):
-            # Noise is drawn for pruned rows too, so that those that go on are those of a rollout without pruning.
+            # Noise is drawn for pruned rows too, so those that go on are those of a rollout without pruning.
             forwards, edges = (plan.rows, plan.rows) if prune else (plan.forwards[t], plan.edges[t])
             step = torch.full((len(x),), t, device=self.device)
             prompt = torch.arange(groups).repeat_interleave(forwards)
             prompt = prompt[going] if prune else prompt
-            # Before the split, so that the children of a state share one network evaluation.
+            # Before the split, so the children of a state share one network evaluation.
             output = self.drawing.predict(self.network, x, step, conditioning.take(prompt), grid)
             if t in prune:
                 rows_now = conditioning.take(prompt)
@@ -487,7 +487,7 @@ class DenoisingPolicy:
                 sizes.see(x, "the deterministic solver", t)
                 continue
             if after_ode:
-                # States along the ODE are never scored, so that only the last one before a decision is stored.
+                # States along the ODE are never scored, so only the last one before a decision is stored.
                 index, after_ode = store(x, x), False
             source[alive, t] = per_leaf(index)
             children = torch.arange(len(x), device=self.device).repeat_interleave(plan.branches[t])
@@ -584,7 +584,7 @@ class DenoisingPolicy:
         rows, streams = len(log_probs), len(self.views)
         stochastic = put(torch.tensor(plan.stochastic * streams), self.device).expand(rows, -1)
         loss_mask = torch.cat([plan.loss_mask(stream(request.seed, "subset", slot, number)) for slot in request.slots])
-        # Each plan explores another step, so that the samples of a prompt under several plans are separate groups.
+        # Each plan explores another step, so the samples of a prompt under several plans are separate groups.
         groups = put(torch.tensor(request.slots), self.device) * plans + number
         trees = (groups[:, None] * plan.roots + torch.arange(plan.roots, device=self.device)).flatten()
         dt = walk.grid.dt(torch.arange(plan.steps, device=self.device))
@@ -767,7 +767,7 @@ class DenoisingPolicy:
         """A trajectory of every step of the grid that ends in a given latent: the network's output is replaced by the
         one whose clean estimate is that latent, and the kernel draws as ever.
 
-        Its transitions are those of the process given its end, so that their likelihood is, up to a constant, the
+        Its transitions are those of the process given its end, so their likelihood is, up to a constant, the
         error of the network's output, weighed as the kernel weighs it.
         """
         end, shape = self.grid.steps, clean.shape
@@ -814,7 +814,7 @@ class DenoisingPolicy:
         shape = self.model.latent_shape()
         noises = []
         for generator in streams:
-            own = torch.randn(edges, *shape, generator=generator)  # on the CPU, so that devices do not matter
+            own = torch.randn(edges, *shape, generator=generator)  # on the CPU, so devices do not matter
             if edges > forwards:
                 shared = torch.randn(forwards, *shape, generator=generator)
                 own = sibling_noise(shared.repeat_interleave(edges // forwards, 0), own, plan.sibling_scale)

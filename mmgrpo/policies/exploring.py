@@ -1,6 +1,6 @@
 """Explore cheaply, train exactly: many samples in few steps, of which the best and the worst are drawn again in all.
 
-With the ODE the initial noise decides what a sample shows, so that a coarse solution ranks samples nearly as the exact
+With the ODE the initial noise decides what a sample shows, so a coarse solution ranks samples nearly as the exact
 one does. Only exact samples are scored again, compared and trained. Sol-RL, arXiv:2604.06916, whose cheap samples are
 in lower precision too (``sampling.draw_dtype``); its speed is not that of fewer steps alone.
 """

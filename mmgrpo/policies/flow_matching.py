@@ -11,7 +11,7 @@ There is no trajectory, no transition density and no SDE. This is the training o
 of DiffusionNFT (arXiv:2509.16117) at its first update, where its two branches coincide with the sampling policy and the
 gradient becomes (2 rho - 1) = A / 5 times that of the self-normalized error.
 
-All samples of a group share their draws, as in DGPO, so that what the group has in common cancels; or each has its own,
+All samples of a group share their draws, as in DGPO, so what the group has in common cancels; or each has its own,
 as in DiffusionNFT and AWM (``draws_per``).
 
 With ``boundaries`` a draw is of the end of a step of the trajectory in place of the clean sample: a step, and a level
@@ -391,7 +391,7 @@ class FlowMatchingPolicy:
         """Rows of clean samples with the draws of their groups and their log-probs there."""
         rows, prompt = len(clean), self._prompt(counts)
         group = put(prompt, self.device)
-        # Noise and levels are those of a group, so that its samples are compared at the same ones, or of each sample.
+        # Noise and levels are those of a group, so its samples are compared at the same ones, or of each sample.
         drawn: list[tuple[int, ...]] = [(request.seed, slot) for slot in request.slots]
         if self.draws_per == "sample":
             drawn = [(*drawn[index], member) for index, count in enumerate(counts) for member in range(count)]

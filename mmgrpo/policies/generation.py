@@ -251,7 +251,7 @@ class Growing:
 class Numbers:
     """Uniform random numbers by position and completion, each group's from its own stream.
 
-    A number is drawn for every completion at every position, so that the tokens of one depend neither on when the
+    A number is drawn for every completion at every position, so the tokens of one depend neither on when the
     others end nor on who shares its batch.
     """
 
@@ -348,7 +348,7 @@ def draw_tokens(
 
 
 def _drawn(probabilities: Float[Tensor, "N vocabulary"], uniform: Float[Tensor, "N"], top_p: float) -> Tensor:
-    """As ``draw_tokens``: first the block of the vocabulary is found, then the token in it, so that only sums of blocks
+    """As ``draw_tokens``: first the block of the vocabulary is found, then the token in it, so only sums of blocks
     are added up one after the other."""
     if top_p < 1:
         ordered, order = probabilities.sort(-1, descending=True)

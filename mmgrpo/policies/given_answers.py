@@ -24,7 +24,7 @@ def with_answers(
 ) -> tuple[Sequences, dict[str, Tensor], Int[Tensor, "rows"]]:
     """Insert the data set's answer to prompt i, ``answers[i]``, after the completions of that prompt.
 
-    All ``numbers`` of an answer are 0. Old log-probs of 0 take it for certain under its author, so that the importance
+    All ``numbers`` of an answer are 0. Old log-probs of 0 take it for certain under its author, so the importance
     weight of a token is its probability under the policy (arXiv:2509.16990).
     """
     device = sequences.ids.device

@@ -6,7 +6,7 @@ prompt,
 
     log pi = log_softmax((u + w (c - u)) / temperature)
 
-whose gradient with respect to c is w times that of the plain one (and -(w - 1) times with respect to u), so that a
+whose gradient with respect to c is w times that of the plain one (and -(w - 1) times with respect to u), so a
 learning rate belongs to a scale. The reference of a KL term is guided in the same way.
 """
 

@@ -2,7 +2,7 @@
 
     prompt --first--> J texts --second--> K outputs of each        rows: P J K, those of a prompt and of a text adjacent
 
-The rows of a text share its decisions: they have one ``node`` there, and the first of them owns it, so that a text is
+The rows of a text share its decisions: they have one ``node`` there, and the first of them owns it, so a text is
 trained once. A row has the columns of the second policy, then those of the first, whose number differs between rounds:
 a padding at the end leaves every column its meaning. The field ``part NAME`` says which entries are of which policy,
 by which ``algorithm.parts`` estimates and trains each by its own blocks. Keys: ``prompt``, all J K rows of a prompt,

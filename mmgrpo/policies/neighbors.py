@@ -5,14 +5,14 @@ trained step t one of them, the anchor k, takes the step again with the present 
 
     pi(i) = softmax_i( -|x_i(t + 1) - x|^2 / temperature )
 
-over the G members, so that one network evaluation gives a ratio for each of their advantages. A decision of row i is a
+over the G members, so one network evaluation gives a ratio for each of their advantages. A decision of row i is a
 pair of step and anchor, and its log-prob is ln pi(i). There is no SDE and no density of a transition.
 
 Neighbor GRPO, arXiv:2511.16955, equations 7 to 11: spread .3, 4 anchors of 12 samples, 8 steps, of which 4 were derived
 from its numbers of evaluations. The distance is a sum over the latent; no scale was found, and at the size of image
 latents a temperature of 1 leaves the anchor alone, with a probability of 1 and no gradient: watch
 ``rollout/neighbor_entropy`` (ln G is the largest). The paper draws rollouts with DPM-Solver++, here both are
-first-order steps, so that the ratio begins at one without a further evaluation.
+first-order steps, so the ratio begins at one without a further evaluation.
 """
 
 from __future__ import annotations

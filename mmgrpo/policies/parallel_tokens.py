@@ -1,7 +1,7 @@
 """A policy of tokens that are drawn several at a time: masked discrete diffusion, and next-scale models of images.
 
 A sample has T tokens, drawn in S passes of the network. The tokens of a pass are independent of one another given those
-of earlier passes, and which tokens a pass draws does not depend on the network, so that each is a decision with a
+of earlier passes, and which tokens a pass draws does not depend on the network, so each is a decision with a
 likelihood:
 
     log P(sample) = sum over passes s, and places t of s, of log softmax(logits_s / temperature)[t, token_t]
@@ -271,7 +271,7 @@ class ParallelTokenPolicy:
         orders, uniforms = [], []
         for slot in request.slots:
             random = stream(request.seed, "reveal", slot)
-            # Order and uniform numbers come before the network, so that batches do not change them.
+            # Order and uniform numbers come before the network, so batches do not change them.
             orders += [model.order(random) for _ in range(request.group_size)]
             uniforms += [torch.rand(len(orders[-1]), generator=random) for _ in range(request.group_size)]
         on_host = torch.stack(orders)

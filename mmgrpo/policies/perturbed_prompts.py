@@ -1,6 +1,6 @@
 """Decisions of a token policy scored again under a changed prompt (``mmgrpo.data.perturbations``).
 
-The change of a prompt is drawn once per round from the seed of the round and the slot of its group, so that all members
+The change of a prompt is drawn once per round from the seed of the round and the slot of its group, so all members
 of a group share it, all optimizer steps of the round see the same one, and neither ranks nor an interruption matter.
 """
 

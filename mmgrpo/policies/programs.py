@@ -9,7 +9,7 @@ text, or a ``Given`` with rewards. Modules are roles of the policy: stages of a 
 whom it plans for (AgentFlow), agents who answer each other (MAGRPO), vehicles of a fleet (OSPO), of which each member
 of the group asks for another.
 
-All of a sample's calls are one row (``chains``), so that its outcome is judged once and counts once. The calls of all
+All of a sample's calls are one row (``chains``), so its outcome is judged once and counts once. The calls of all
 samples of a batch are drawn together, call by call. With ``trained`` only calls of these modules are decisions; others
 are drawn by the network without its adapters, and belong to the world.
 """
@@ -162,7 +162,7 @@ class Sample:
         return value
 
     def read(self, made: dict[tuple[int, str], Prompt]) -> Prompt:
-        """What the policy reads of the ask: the same object for the same words, so that it is computed once."""
+        """What the policy reads of the ask: the same object for the same words, so it is computed once."""
         assert self.ask is not None
         prompt, text = self.query.prompt, self.ask.text
         key = id(prompt), text
@@ -308,7 +308,7 @@ class Programmed(Completion):
                 asked[key] = replace(one.query, prompt=prompt)
             else:
                 asked[id(one)] = replace(one.query, prompt=prompt, slot=one.query.slot * STREAMS + one.member, count=1)
-        # A first call has the seed of the round, so that a program of one module draws what a plain rollout draws.
+        # A first call has the seed of the round, so a program of one module draws what a plain rollout draws.
         plain = turn == 0 and not frozen
         seed = drawing.seed if plain else derive(drawing.seed, "frozen call" if frozen else "call", turn)
         with reference() if frozen else nullcontext():

@@ -259,7 +259,7 @@ def characters(sequences: Sequences, decode: Callable[[Sequence[int]], str]) -> 
 
 
 def text_ends(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
-    """The length of the text of the first 1, 2, ... tokens. Each is read behind the few tokens before it, so that the
+    """The length of the text of the first 1, 2, ... tokens. Each is read behind the few tokens before it, so the
     time grows with the number of tokens; all from the beginning where that does not add up."""
     ends: list[int] = []
     anchor, known = 0, 0

@@ -6,7 +6,7 @@ through which no gradient passes.
 How well a frozen model reads sampled speech tokens, with a gradient to the policy: the reward of DiffRO.
 
 DiffRO (arXiv:2507.05911) relaxes the choice of a speech token by Gumbel-softmax and passes it to a model from tokens
-to text, so that log P(text | tokens) has a gradient without a vocoder. Here the tokens are those of the rollout: with p
+to text, so log P(text | tokens) has a gradient without a vocoder. Here the tokens are those of the rollout: with p
 the policy's distribution over codes and k the sampled code,
 
     g        Gumbel noise under which k is the argmax of log p + g

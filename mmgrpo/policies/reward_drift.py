@@ -5,7 +5,7 @@
 Euphonium (arXiv:2602.04928). Log-probs, before and after an update alike, are those of the mean without the drift, as
 in its released code: the ratio begins at one, and advantages alone teach the network what the reward knows. Its reward
 scores noisy latents of videos; here it is one of the rewards of images that have a differentiable form
-(``RewardEntry.gradient``), of the clean estimate that the network's output gives, which is held fixed, so that a step
+(``RewardEntry.gradient``), of the clean estimate that the network's output gives, which is held fixed, so a step
 costs a decoding and a reward, forward and backward, and no evaluation of the network.
 """
 

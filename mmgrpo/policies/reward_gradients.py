@@ -404,7 +404,7 @@ def ascent(
 
     ``gradient_reward`` is -mean(d^2) / mean|d| of d = ``beta`` (y - y_old) - h, where the divisor has no gradient and
     y_old is of the network ``old``, a moving average. The branches to y_old + h and from y_old - h (DiffusionNFT's)
-    have the gaps d and -d, so that their loss 5 (w + 1 - w) L does not depend on the weight w of a sample in its group:
+    have the gaps d and -d, so their loss 5 (w + 1 - w) L does not depend on the weight w of a sample in its group:
     one sample per prompt does. The network is differentiated once, in y.
     """
     return Ascent(first, last, step, beta)

@@ -1,4 +1,4 @@
-"""Trees of texts: samples of a prompt that share their beginnings, so that siblings are compared (TreeRPO).
+"""Trees of texts: samples of a prompt that share their beginnings, so siblings are compared (TreeRPO).
 
     root -> children continuations of at most tokens each -> children of every one that has not ended -> ...
 
@@ -49,7 +49,7 @@ class TextTree:
 def text_tree(
     *, children: Annotated[int, within("[2, 64]")], depth: Annotated[int, COUNT], tokens: Annotated[int, COUNT]
 ) -> TextTree:
-    """Every open text is continued ``children`` times by at most ``tokens`` tokens, ``depth`` times, so that a prompt
+    """Every open text is continued ``children`` times by at most ``tokens`` tokens, ``depth`` times, so a prompt
     has children^depth samples; the last continuation is as long as sampling.max_tokens leaves room for (TreeRPO,
     arXiv:2506.05183, whose three numbers were not found)."""
     return TextTree(children, depth, tokens)

@@ -50,7 +50,7 @@ class Query:
     numbers: tuple[tuple[str, float], ...] = ()
     """Further numbers of the form of the prompt, fields of its samples."""
     fault: str = ""
-    """Why such a class could not begin, so that no completion of the prompt is scored."""
+    """Why such a class could not begin, so no completion of the prompt is scored."""
 
     @property
     def stream(self) -> tuple[str | int, ...]:
@@ -83,7 +83,7 @@ class Sequences:
 
     context: Context
     features: Features | None
-    """Features of the context's media; None when the encoder is trained, so that every score computes them again."""
+    """Features of the context's media; None when the encoder is trained, so every score computes them again."""
     prompt: Int[Tensor, "B"]
     """Index of each completion's prompt in the context."""
     ids: Int[Tensor, "B T"]
@@ -255,13 +255,13 @@ class TokenModel(Speller, Protocol):
     media_tokens: frozenset[int]
     """Placeholders that features of media replace; empty for an encoder-decoder, which attends to its media."""
     frozen_media: bool
-    """True when no gradient flows into the features of media, so that they are computed once per rollout."""
+    """True when no gradient flows into the features of media, so they are computed once per rollout."""
     checkpointing: bool
-    """True under gradient checkpointing, which keeps no keys and values, so that no prefix is shared in training."""
+    """True under gradient checkpointing, which keeps no keys and values, so no prefix is shared in training."""
 
     @property
     def masks(self) -> bool:
-        """True where ``hidden`` can be given which tokens each token attends to, so that several completions can share
+        """True where ``hidden`` can be given which tokens each token attends to, so several completions can share
         a row; False for networks with windows or states."""
         ...
 
@@ -328,7 +328,7 @@ class Showing(Protocol):
 
 
 class FeatureCache:
-    """Features of frozen media by prompt, so that a recurring prompt is encoded once.
+    """Features of frozen media by prompt, so a recurring prompt is encoded once.
 
     It holds at most ``capacity`` prompts and drops the oldest first. Prompts are identified by object identity: a data
     set holds the same objects for the whole run.
@@ -336,7 +336,7 @@ class FeatureCache:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        # The prompt is stored with its features, so that its id is not given to another object meanwhile.
+        # The prompt is stored with its features, so its id is not given to another object meanwhile.
         self.entries: dict[int, tuple[Prompt, Float[Tensor, "_ width"]]] = {}
 
     def features(
@@ -361,7 +361,7 @@ class FeatureCache:
 
 
 class ShownCache:
-    """Media that tools returned, and their frozen features, so that each is read and encoded once: not again by every
+    """Media that tools returned, and their frozen features, so each is read and encoded once: not again by every
     later turn and every pass of an update.
 
     Features lie on the host. ``trim`` drops the oldest beyond ``most`` bytes. Media are identified by object identity.
@@ -369,7 +369,7 @@ class ShownCache:
 
     def __init__(self, most: int = SHOWN_BYTES) -> None:
         self.most = most
-        # The medium is stored as well, so that its id is not given to another object meanwhile.
+        # The medium is stored as well, so its id is not given to another object meanwhile.
         self.entries: dict[int, tuple[Media, Any, Float[Tensor, "_ width"]]] = {}
 
     def trim(self) -> None:

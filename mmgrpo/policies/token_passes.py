@@ -377,7 +377,7 @@ class TokenPasses:
             )
             return hidden[:, context.ids.shape[1] - 1 :]
         prefix, cache = self.model.hidden(network, context.ids, context.there, context.positions, features, None)
-        first = prefix[prompt, -1:]  # prompts are padded on the left, so that the last state precedes the first token
+        first = prefix[prompt, -1:]  # prompts are padded on the left, so the last state precedes the first token
         if length == 1:
             return first
         mask = torch.cat([context.real[prompt], real], 1)

@@ -1,6 +1,6 @@
 """What training reads of completions: rows that several share, and log-probs with as little memory as possible.
 
-Completions of one prompt are packed into rows, one behind the other, so that short ones are not padded to the longest:
+Completions of one prompt are packed into rows, one behind the other, so short ones are not padded to the longest:
 each token attends to the prompt and to what stands before it in its own completion.
 
 Logits are by far the largest tensors of a step: tokens x vocabulary. With z the logits of a token's distribution,

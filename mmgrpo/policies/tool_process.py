@@ -2,7 +2,7 @@
 
 A thread cannot be ended, and one that holds the interpreter stops the run. So the tools are imported into one process
 (``tool_worker``), which forks a copy of itself for each instance of a class and for each function that is called at a
-time. That takes some milliseconds and 7 MB, as copies share what they do not change; they are used again, so that a
+time. That takes some milliseconds and 7 MB, as copies share what they do not change; they are used again, so a
 call takes 0.2 ms, as in a thread.
 
 The process is a new Python where the tools have names (``module:name``). A tool that only the program itself holds, of

@@ -1,4 +1,4 @@
-"""Trees of turns: completions of a prompt that share their first turns, so that a budget of turns gives more of them
+"""Trees of turns: completions of a prompt that share their first turns, so a budget of turns gives more of them
 (Tree-GRPO, arXiv:2509.21240).
 
     root -> turn, answers -> turn, answers -> answer        a chain; any of its states may be gone on from once more

@@ -130,7 +130,7 @@ class Guidance:
         alive: Bool[Tensor, "N"],
         ends: Int[Tensor, "_"],
     ) -> Float[Tensor, "N k"]:
-        """V of every candidate, one after the other, so that one more cache is held."""
+        """V of every candidate, one after the other, so one more cache is held."""
         every = torch.arange(len(tokens), device=tokens.device)
         with guide.network():
             ahead = [judge.select(every).advance(column, alive).hidden for column in tokens.unbind(1)]

@@ -82,7 +82,7 @@ def answers(
 ) -> Addition:
     """The best ``count`` answers of a prompt's row (0: all), texts, images or videos, join its group.
 
-    ``old``: their old log-probs are those of the policy before the update, so that the ratio starts at 1 and the
+    ``old``: their old log-probs are those of the policy before the update, so the ratio starts at 1 and the
     objective is that of all rows, or 0 (one; tokens only), with ``algorithm.off_policy`` as objective. ``when`` failed:
     only groups of which no reward is more than ``above``. ``counted``: they enter mean and std of the group.
     ``replaces``: as many of its worst samples give way. ``scale`` multiplies their rewards.

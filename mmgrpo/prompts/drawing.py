@@ -3,7 +3,7 @@
     Sampling    the samplers and trackers of a run; none, and prompts come from the order alone
     Drawing     the draws of a round, one after another, each a ``Draw`` for all processes
 
-Draws are functions of (seed, round) and of the ledger alone, so that a resumed run repeats them, and are made for all
+Draws are functions of (seed, round) and of the ledger alone, so a resumed run repeats them, and are made for all
 processes on each of them.
 """
 
@@ -51,7 +51,7 @@ EXCLUSIVE = (
 class PromptOrder:
     """An endless seeded order of ``size`` prompts, with a new permutation in every epoch.
 
-    Element i of the sequence is a function of (seed, i) alone, so that a run resumes from a position.
+    Element i of the sequence is a function of (seed, i) alone, so a run resumes from a position.
     """
 
     size: int

@@ -71,7 +71,7 @@ def staged(
 @block(HINTS)
 def steps(column: Annotated[str, ANY_TEXT] = "steps", phrase: Annotated[str, ANY_TEXT] = PHRASE) -> Hint:
     """The first m of the M steps of a solution, a list in ``column``, stand in the prompt, m drawn uniformly from 0 to
-    M - 1 in every round, so that plain prompts occur and whole solutions do not (after HC-GRPO, Table-R1,
+    M - 1 in every round, so plain prompts occur and whole solutions do not (after HC-GRPO, Table-R1,
     arXiv:2509.16889, whose split point was not found)."""
     return Hint(steps=True, column=column, phrase=phrase)
 

@@ -1,7 +1,7 @@
 """The replay buffer: rows of earlier rounds, bounded by prompt, in all and by age.
 
     after a round    its own scored rows enter, in the order of group and member
-    in a round       some rows of each of its prompts are drawn before, so that no round replays its own rows
+    in a round       some rows of each of its prompts are drawn before, so no round replays its own rows
 
 It holds the same rows on every process and is in every checkpoint. A row is what its policy needs to score it again
 (``Storing.pack``), its rewards, one by one, since their weights may change, and the optimizer step it is of.
@@ -158,7 +158,7 @@ def files_of(path: Path) -> list[str] | None:
         with safe_open(path, "pt") as stored:
             return named_files({FILES: stored.get_tensor(FILES)} if FILES in stored.keys() else {})  # noqa: SIM118
     except (OSError, SafetensorError, ValueError, TypeError) as error:
-        print(f"{path} cannot be read ({error}), so that samples of algorithm.replay are kept until it is gone")
+        print(f"{path} cannot be read ({error}), so samples of algorithm.replay are kept until it is gone")
         return None
 
 

@@ -9,7 +9,7 @@
 
 A round may have one of each kind but of REDRAWS and STAGES, of which it has one. Inputs of a block are columns of the
 ledger or its reads (``trackers.READS``), and ``round``, the number of the round. Draws are functions of (seed, round)
-and of the ledger alone, so that a resumed run repeats them, and are made for all processes on each of them.
+and of the ledger alone, so a resumed run repeats them, and are made for all processes on each of them.
 
 Without a choice or an arm prompts come from the seeded order (``PromptOrder``), from where the last round stopped.
 """
@@ -196,7 +196,7 @@ def promotion(
     ``diversity`` d, d the diversity of the prompt's samples at its last visit, by the tracker ``last_score`` of a
     reward such as ``distinct_ngrams``. The paper has .8 and .2, its released recipe p (1 - p) alone.
 
-    p .5 and 1 with d .5 and 1: .3 and .2, so that a prompt that is always answered may still be drawn.
+    p .5 and 1 with d .5 and 1: .3 and .2, so a prompt that is always answered may still be drawn.
     """
     seen = visits > 0
     score = outcome * last_variance + diversity * last_score.nan_to_num(0.0)
@@ -348,6 +348,6 @@ def with_replacement(weights: Float[Tensor, "N"], uniform: Float[Tensor, "M"], c
 
 
 def without_replacement(weights: Float[Tensor, "N"], uniform: Float[Tensor, "N"], count: int) -> list[int]:
-    """The ``count`` largest keys log(u) / w, ties by index; weight 0 is never drawn, so that there may be fewer."""
+    """The ``count`` largest keys log(u) / w, ties by index; weight 0 is never drawn, so there may be fewer."""
     keys = torch.where(weights > 0, uniform.double().log() / weights.double(), -torch.inf)
     return keys.argsort(descending=True, stable=True)[: min(count, int((weights > 0).sum()))].tolist()

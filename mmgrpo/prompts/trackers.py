@@ -56,7 +56,7 @@ class Seen:
     first: bool = False
     """Whether nothing was observed before."""
     offline: bool = False
-    """Whether the rows are of an evaluation before the run, so that only their rewards are known."""
+    """Whether the rows are of an evaluation before the run, so only their rewards are known."""
     loss: float = math.nan
     """The loss of given answers of a category, where that is what is observed."""
     scores: Float[Tensor, "B R"] | None = None
@@ -210,7 +210,7 @@ def worst_group(
     ``column``, that follow their losses (group robust preference optimization, arXiv:2405.20304: eta .01).
 
     l_g = N / N_g times the sum of the losses of the round's prompts of the group over the number of all, an estimate of
-    the group's mean loss; the code's sum is not divided, so that its eta is smaller by the number of prompts. Losses 1
+    the group's mean loss; the code's sum is not divided, so its eta is smaller by the number of prompts. Losses 1
     and .2: weights .502 and .498, with eta 1 .690 and .310. For ``by_category``, with data.offline 1.
     """
     return {"log_weight": log_weight if math.isnan(seen.loss) else log_weight + eta * seen.loss}

@@ -32,7 +32,7 @@ MIME = {
 """Suffixes of audio files that browsers play, and their media types."""
 
 MAX_BYTES = 512 * 1024
-"""Largest audio file that is embedded, so that a page with many of them still opens; a larger one is only named."""
+"""Largest audio file that is embedded, so a page with many of them still opens; a larger one is only named."""
 
 KINDS = {
     "equal": ("", "", ""),

@@ -1,7 +1,7 @@
 """The completions that a page shows, read from samples/*.jsonl, which are untrusted input.
 
 Words of transcripts are shown aligned with those of the reference. A section begins with six prompts, evenly spaced
-by rank from the largest gain to the largest loss, so that they stand for all; then come the others, those that changed
+by rank from the largest gain to the largest loss, so they stand for all; then come the others, those that changed
 most first. The files contain all.
 """
 

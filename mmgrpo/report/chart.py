@@ -1,7 +1,7 @@
 """Curves as mark-up, in the page's own colours: lines, bands and points that name their values under the pointer.
 
 Positions are in units of a square of side ``SIDE``, which the page stretches; texts, points and what the pointer meets
-stand over it, in percent, so that they keep their size in every window. Nothing of it is a script.
+stand over it, in percent, so they keep their size in every window. Nothing of it is a script.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     Watch.see(rows)     the metrics of a round's optimizer steps, one round after the other
     Watch.alarms()      what is wrong so far: at most one for rounds without any training, one for each reward
-    alarms.json         the same in the run folder, so that a report of an unfinished run has them
+    alarms.json         the same in the run folder, so a report of an unfinished run has them
 
 A round trains if one of its steps has a learning rate, decisions, a finite gradient that is not zero, and advantages.
 It is an alarm if no round of the run did, from ``FEW`` rounds on, or at the end of a shorter run; if the last ``LONG``
@@ -49,7 +49,7 @@ MOST = 100
 CAUSES: Mapping[str, tuple[str, str]] = {
     "learning_rate": ("the learning rate was 0", "optim.lr, optim.warmup and optim.decay"),
     "not_finite": (
-        "the loss or the gradient was not finite, so that every step was skipped",
+        "the loss or the gradient was not finite, so every step was skipped",
         "optim.lr, or model.dtype (bfloat16 in place of float16)",
     ),
     "unscored": (
@@ -61,7 +61,7 @@ CAUSES: Mapping[str, tuple[str, str]] = {
         "sampling.max_tokens; or sampling.truncated and drop_truncated in algorithm.select",
     ),
     "no_spread": (
-        "in every group all rewards were equal (group/zero_std_fraction 1), so that there is nothing to compare",
+        "in every group all rewards were equal (group/zero_std_fraction 1), so there is nothing to compare",
         "rewards; data.train, if prompts are always or never solved; data.group_size or more exploration (sampling)",
     ),
     "selected_none": ("no decision was left to train", "algorithm.select and sampling.plan"),
@@ -220,7 +220,7 @@ class Watch:
                     self.first,
                     self.last,
                     f"log-probs are rounded more coarsely (ratio/first_minus_one) than the clip range of "
-                    f"{self.clip_range:g}, so that rounding decides which decisions the {self.updates - 1} later "
+                    f"{self.clip_range:g}, so rounding decides which decisions the {self.updates - 1} later "
                     "updates of a round train; set optim.updates and optim.epochs to 1, a wider clip range "
                     "(algorithm.objective), or model.dtype float32",
                 )
@@ -245,7 +245,7 @@ class Watch:
                     "data.system, model.path, sampling.turns",
                     self.first,
                     self.last,
-                    f"up to step {self.last} no completion called a tool of sampling.tools, so that calls are not "
+                    f"up to step {self.last} no completion called a tool of sampling.tools, so calls are not "
                     "learned; ask for them in data.system, take a model that writes them, and set sampling.turns above "
                     "1, without which none is answered",
                 )
@@ -280,7 +280,7 @@ class Watch:
             self.first,
             self.last,
             f"reward '{name}': in the last {count} rounds, up to step {self.last}, the samples of at least {ALIKE:.0%} "
-            "of the prompts all gave the same answer, so that votes teach nothing more, and agreement is no sign of "
+            "of the prompts all gave the same answer, so votes teach nothing more, and agreement is no sign of "
             "correctness; compare the verifier of held-out prompts, take an earlier checkpoint, and look at "
             f"{settings}",
             name,
@@ -299,7 +299,7 @@ class Watch:
             settings,
             self.first,
             self.last,
-            f"the policy no longer judges its samples: {what}, so that the reward it gives itself is no sign of "
+            f"the policy no longer judges its samples: {what}, so the reward it gives itself is no sign of "
             f"correctness; compare held-out judgements, take an earlier checkpoint, and look at {settings}",
         )
 
@@ -358,7 +358,7 @@ def settings_alarms(optim: Optim, steps: int) -> list[Idle]:
     if optim.warmup > steps:
         share = steps / optim.warmup
         message = (
-            f"optim.warmup of {optim.warmup} steps is longer than the run of {steps}, so that the learning rate ends "
+            f"optim.warmup of {optim.warmup} steps is longer than the run of {steps}, so the learning rate ends "
             f"at {share:.2%} of optim.lr; set it below --steps"
         )
         return [Idle("warmup", "optim.warmup", 0, 0, message)]
@@ -377,7 +377,7 @@ def gap_warning(gap: float, loss: LossRecipe, optim: Optim) -> str:
     if gap <= GAP * limit:
         return ""
     used, later = f"{'usual ' * math.isinf(loss.clip_range)}clip range of {limit:g}", optim.steps_per_round - 1
-    effect = "the only update of a round takes the ratio as 1, so that it is exact if this is rounding"
+    effect = "the only update of a round takes the ratio as 1, so it is exact if this is rounding"
     if later:
         effect = (
             f"the first update of a round takes the ratio as 1, and the {later} after it compare with log-probs that "

@@ -286,7 +286,7 @@ def image_with_boxes(image: Pil.Image, boxes: Mapping[str, Sequence[Sequence[int
 def enlarged_width(image: Pil.Image) -> int:
     """Width in CSS pixels at which a small image is about ``HEIGHT`` high; 0 if it is large enough.
 
-    width round(HEIGHT / height): an integer factor, so that all pixels are equally large.
+    width round(HEIGHT / height): an integer factor, so all pixels are equally large.
     """
     factor = round(HEIGHT / image.height)
     return image.width * factor if factor > 1 else 0

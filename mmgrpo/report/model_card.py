@@ -3,7 +3,7 @@
 The card is made from the run folder alone: its base model and the licence of that, what was trained and by how much it
 got better, with intervals, the configuration and the commit that made it, and a snippet that loads the files. The
 evaluations are also in the metadata (``model-index``), which the hub shows beside the model. It holds no times and no
-folder of this machine's runs, so that a resumed run has the card of an uninterrupted one.
+folder of this machine's runs, so a resumed run has the card of an uninterrupted one.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def sample_grid(
 ) -> Pil.Image:
     """A grid of images with captions below, on white.
 
-    Every image is scaled to a longer side of ``tile`` px; small ones are enlarged without smoothing, so that their
+    Every image is scaled to a longer side of ``tile`` px; small ones are enlarged without smoothing, so their
     pixels remain visible. Captions are wrapped; text after the first line break (for example scores) is grey.
     """
     if len(images) != len(captions) or not images:

@@ -16,7 +16,7 @@ A training group:
 
 It is that of the first prompt of a round, sampled after as many optimizer steps as its folder says. It has a limited
 size: what does not fit is made smaller or left out, and ``left_out`` says so. The folder is written under another name
-and renamed, and contains neither times nor random names, so that a resumed run writes the same bytes.
+and renamed, and contains neither times nor random names, so a resumed run writes the same bytes.
 """
 
 from __future__ import annotations
@@ -369,7 +369,7 @@ class RunRecord:
 
     @cached_property
     def log(self) -> MetricsLog:
-        """``metrics.jsonl``, opened at first use, so that a run that cannot start leaves its folder unchanged."""
+        """``metrics.jsonl``, opened at first use, so a run that cannot start leaves its folder unchanged."""
         return MetricsLog(self.folder, run=self.checkpoints.run)
 
     def attach(self, run: Run) -> None:

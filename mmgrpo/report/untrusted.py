@@ -20,7 +20,7 @@ MIB = 1024 * 1024
 MAX_CONFIG, MAX_JSON, MAX_METRICS = MIB // 4, 32 * MIB, 512 * MIB
 """Largest config.yaml, JSON file and metrics.jsonl in bytes."""
 MAX_DEPTH = 32
-"""Levels of lists and objects in JSON. Python's own limit depends on the operation, so that a value that can be parsed
+"""Levels of lists and objects in JSON. Python's own limit depends on the operation, so a value that can be parsed
 may be too deep to be written."""
 MAX_KEYS = 10_000
 """Keys of one JSON object: a page has a row for each."""

@@ -2,7 +2,7 @@
 
 A block declares what it cannot do without (``Block.requires``), or shows it by an input (``OF_INPUTS``): samples that
 share decisions, rewards of single steps, a second sampler. A run has what its settings give it; a block whose
-requirement is not among that would compute with numbers that mean something else, so that the run is refused.
+requirement is not among that would compute with numbers that mean something else, so the run is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Requirement:
     how: str
     """The settings that give it."""
     of_policy: bool = True
-    """Whether the policy decides on it, so that it is unknown of one that does not say what it has."""
+    """Whether the policy decides on it, so it is unknown of one that does not say what it has."""
 
 
 def example_of(name: str, block: Block, under: str) -> str:

@@ -1,4 +1,4 @@
-"""Rounds that are drawn ahead of their updates, so that an engine elsewhere draws while the trainer computes.
+"""Rounds that are drawn ahead of their updates, so an engine elsewhere draws while the trainer computes.
 
 With ``rollout.max_staleness`` k the prompts of round r + k are chosen when round r begins, and its samples are drawn
 with the weights that round r begins with: version r. It is trained after k rounds of updates,

@@ -156,7 +156,7 @@ class Callback:
     """Beginnings of the names of its groups of tensors, where it has several: its tensors are named group/name."""
 
     used: Mapping[str, Any] = MappingProxyType({})
-    """Settings for which it stands, with their values, so that a trainer made by hand is refused what they exclude."""
+    """Settings for which it stands, with their values, so a trainer made by hand is refused what they exclude."""
     skipped: Sequence[Skipped] = ()
     """Prompts that it leaves out, which the folder of the run names."""
 

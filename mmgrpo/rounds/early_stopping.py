@@ -54,7 +54,7 @@ class EarlyStopping(Callback):
             most = (steps - 1) // patience
             raise ValueError(
                 f"eval.patience: got {patience}, and {steps} steps with eval.every={choices.every} have "
-                f"{plural(between, 'evaluation')} between the first and the last, so that the run would never end "
+                f"{plural(between, 'evaluation')} between the first and the last, so the run would never end "
                 f"early; {f'set eval.every to at most {most}' if most else 'lower it'}, or leave it out"
             )
         reward = by or trained[0]

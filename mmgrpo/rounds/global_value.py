@@ -187,7 +187,7 @@ def _wider(decisions: Decisions) -> Decisions:
 
 
 def _trajectories(run: Run, rows: RoundRows) -> list[Trajectory]:
-    """Those of the policy in a round, in the order of its rows, so that it does not matter which rank drew them."""
+    """Those of the policy in a round, in the order of its rows, so it does not matter which rank drew them."""
     heads, texts = list[tuple[int, int]](), list[str]()
     for rollout, places in zip(rows.rollouts, rows.places, strict=True):
         decisions = rollout.decisions

@@ -17,7 +17,7 @@ class WeightInterpolation:
     of the initial network's abilities (WiSE-FT, arXiv:2109.01903).
 
     LoRA adapters change a weight by the product B A. Only B is interpolated, towards its initial value (zero for new
-    adapters), so that the product, and not each of its factors, is scaled by the fraction.
+    adapters), so the product, and not each of its factors, is scaled by the fraction.
     """
 
     def __init__(self, trained: Mapping[str, nn.Parameter], fraction: float) -> None:

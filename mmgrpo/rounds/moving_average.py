@@ -17,7 +17,7 @@ from mmgrpo.runtime.sharding import like
 class Ema:
     """Exponential moving average of the weights, with decay min((1 + s) / (10 + s), decay) at optimizer step s.
 
-    The decay grows with s, so that the initial weights do not dominate a short run. Flow-GRPO evaluates such weights.
+    The decay grows with s, so the initial weights do not dominate a short run. Flow-GRPO evaluates such weights.
 
     With ``every`` above 1 the steps after the last update are not lost: where the average is used, the present weights
     enter it once more, with the decay of the (n + 1)-th update, min((2 + n) / (11 + n), decay), n the number of updates

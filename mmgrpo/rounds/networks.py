@@ -72,7 +72,7 @@ class Learners(Callback):
     """Trains the networks that are trained alongside the policy, each with its own loss and optimizer.
 
     They learn from the rollouts of a round before the policy does: while one trains, its values are those of the
-    present network, so that objectives, terms and named networks mean what they mean for the policy.
+    present network, so objectives, terms and named networks mean what they mean for the policy.
     """
 
     def learn(self, run: Run, batch: Batch) -> dict[str, float]:

@@ -7,7 +7,7 @@ it and of the prompt's mean reward under the policy before training, which was m
 no advantage (``likelihood``) is supervised learning: it learns the best answer of every prompt.
 
 A run begins offline and goes on online (semi-online, arXiv:2506.21495) after a share of its optimizer steps. Which
-prompts a round has is a function of the seed and its number, so that a checkpoint holds nothing of it.
+prompts a round has is a function of the seed and its number, so a checkpoint holds nothing of it.
 """
 
 from __future__ import annotations

@@ -47,14 +47,14 @@ def trained_before(
 
 class ValueNetwork:
     """The head of a network that learns values, and the updates of both. Of several ``outputs`` the first is the value;
-    others begin at random, so that a classifier does not begin where all classes are alike."""
+    others begin at random, so a classifier does not begin where all classes are alike."""
 
     def __init__(self, rule: Bound, outputs: int = 1) -> None:
         self.rule, self.name, self.outputs = rule, name_of(rule), outputs
         self.settings = rule.settings
         if self.settings.get("start") == "" and not self.settings["updates"]:
             raise ValueError(
-                f"algorithm.networks: {rule.text}: got updates=0 without start, so that every value stays 0; name the "
+                f"algorithm.networks: {rule.text}: got updates=0 without start, so every value stays 0; name the "
                 "checkpoint of the run that trained it, or set updates"
             )
         self.head: nn.Linear | None = None

@@ -91,7 +91,7 @@ class Windows(Callback):
 
     @staticmethod
     def _cut(run: Run, rows: RoundRows) -> list[tuple[int, Record]]:
-        """What goes on, of all ranks and in the order of the round, so that it depends on their number as little as on
+        """What goes on, of all ranks and in the order of the round, so it depends on their number as little as on
         which of them drew it."""
         policy, found = run.policy, list[dict[str, Tensor]]()
         assert isinstance(policy, Storing)

@@ -1,9 +1,9 @@
 """Calls of a sharded network that differ between processes, agreed on one by one.
 
-A unit of FSDP gathers its weights in a collective operation, so that all processes must call the same units in the same
+A unit of FSDP gathers its weights in a collective operation, so all processes must call the same units in the same
 order, or they wait for each other forever. What a language model calls depends on its rows: a batch of texts has no use
 for the vision tower, prompts that share a prefix take two passes, completions end at different lengths. Here every
-process asks before each call, by one small message over the CPU (gloo), so that the device's queue is not stalled:
+process asks before each call, by one small message over the CPU (gloo), so the device's queue is not stalled:
 
     process 0   vision   language    backward             end
     process 1   (spare)  language    backward   language  end
@@ -14,7 +14,7 @@ spare call, which gathers the same weights and computes nothing. A backward pass
 more; spare calls are in it, with gradients of zero. The phase ends when nobody has anything left to do.
 
 Calls are counted in chains, the blocks of one list (the layers of a decoder, the blocks of a vision tower), which run
-from the first to the last; only the first of them asks. All calls of a backward pass are tied to each other, so that
+from the first to the last; only the first of them asks. All calls of a backward pass are tied to each other, so
 autograd takes them in the reverse order of the calls, which is the same everywhere.
 
 Where other values take the place of the trained ones (a moving reference), a call is of one version of the weights, and

@@ -168,7 +168,7 @@ def step_of(name: str) -> int:
 
 
 def abandon_after(folder: Path, step: int) -> None:
-    """Rename the checkpoints after ``step``, so that a run that goes on from there never meets them."""
+    """Rename the checkpoints after ``step``, so a run that goes on from there never meets them."""
     for path in checkpoints(folder):
         if _step(path) > step:
             print(f"{path} is renamed to abandoned-{path.name}", flush=True)

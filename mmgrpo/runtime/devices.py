@@ -44,7 +44,7 @@ def autocast(dtype: torch.dtype, device: torch.device) -> AbstractContextManager
 
 
 def fetched(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors on the host, without gradient. Those of a device are copied together, as bytes, so that the host waits
+    """Tensors on the host, without gradient. Those of a device are copied together, as bytes, so the host waits
     once."""
     import torch
 

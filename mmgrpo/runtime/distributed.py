@@ -5,7 +5,7 @@ between ranks, and gradients are reduced once per optimizer step. The loss weigh
 gradients are summed, never averaged.
 
 Neighbouring ranks that divide the tokens of their samples (``distributed.sequence``) are one data rank: they work on
-the same rows and compute the same numbers, and what is gathered or summed is that of the first of them, so that all
+the same rows and compute the same numbers, and what is gathered or summed is that of the first of them, so all
 have the same round to the bit. Gradients alone are parts, of which each rank has its own.
 
 A network whose weights are divided among ranks (``mmgrpo.runtime.sharding``) is listed in ``SHARDED``; for any other
@@ -37,7 +37,7 @@ from mmgrpo.scoring import RewardScores
 from mmgrpo.types import Decisions
 
 NODES_PER_RANK = 1 << 40
-"""Offset between the node numbers of ranks and draws, larger than any rank's number of nodes, so that they differ."""
+"""Offset between the node numbers of ranks and draws, larger than any rank's number of nodes, so they differ."""
 
 
 Processes = Accelerator | PartialState

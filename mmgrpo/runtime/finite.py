@@ -73,6 +73,6 @@ def refuse(bad: bool, what: str) -> None:
     """``NotFinite`` of what was sampled, where it is ``bad``."""
     if bad:
         raise NotFinite(
-            f"{what} are not finite, so that nothing can be sampled: the weights have diverged (lower optim.lr and go "
+            f"{what} are not finite, so nothing can be sampled: the weights have diverged (lower optim.lr and go "
             "back with --resume-from), or the precision is too low (try --model.dtype bfloat16 or float32)"
         )

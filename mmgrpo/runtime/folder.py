@@ -5,7 +5,7 @@ runs/.demo.lock             held by the process that writes
 runs/.demo.replaced-1/      a run that --overwrite replaces, until the new one has its first checkpoint
 runs/demo/stages/sft/       of a run in stages (mmgrpo/cli/stages.py): an earlier one, the folder of a run itself
 
-A lock on a run folder, so that two processes never write into one.
+A lock on a run folder, so two processes never write into one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def lock(path: Path, what: str) -> Iterator[None]:
     """Hold the lock file ``path`` within a ``with`` block; it states the host, the process and the time.
 
     A second holder is refused with an OSError that names the first; ``what`` begins the error. The kernel releases the
-    lock of a process that ends in any way, so that the file of a killed one is stale and is taken over. On a file
+    lock of a process that ends in any way, so the file of a killed one is stale and is taken over. On a file
     system without locks the file itself is the lock: it is stale if its process has ended on this host.
     """
     missing = [folder for folder in path.parents if not folder.exists()]
@@ -60,7 +60,7 @@ def lock(path: Path, what: str) -> Iterator[None]:
         os.pwrite(descriptor, json.dumps(owner).encode(), 0)
         yield
     finally:
-        # Removed while it is held, so that whoever opens the path afterwards opens another file (see _acquire).
+        # Removed while it is held, so whoever opens the path afterwards opens another file (see _acquire).
         path.unlink(missing_ok=True)
         os.close(descriptor)
         for folder in missing:  # a run that could not start leaves no trace
@@ -299,7 +299,7 @@ def _set_aside(folder: Path) -> None:
 
 
 def _remove_written(folder: Path) -> None:
-    """Remove what a run wrote into the folder: the marker last, so that an interrupted removal can be repeated."""
+    """Remove what a run wrote into the folder: the marker last, so an interrupted removal can be repeated."""
     model = _model_files(folder)
     files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
     ours = [path for path in files if _is_written(path.as_posix(), model)]

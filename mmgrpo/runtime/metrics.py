@@ -83,7 +83,7 @@ class Tally:
 class MetricsLog:
     """Appends to ``metrics.jsonl`` in a folder; every line is in the file before ``write`` returns.
 
-    The file is opened for each line, so that a run which ends by an error leaves none open. With the id of a run every
+    The file is opened for each line, so a run which ends by an error leaves none open. With the id of a run every
     line has it as ``run``, and a file with lines of another run is an error.
     """
 
@@ -121,7 +121,7 @@ class MetricsLog:
         self._averages.clear()
 
     def flush(self) -> None:
-        """Flush to disk, so that no checkpoint is ahead of its metrics after a loss of power."""
+        """Flush to disk, so no checkpoint is ahead of its metrics after a loss of power."""
         with naming(self.path), self.path.open("a", encoding="utf-8") as file:
             os.fsync(file.fileno())
 
@@ -162,7 +162,7 @@ def _row(line: str, place: str) -> Row:
 
 
 def _repair(path: Path) -> None:
-    """Terminate a partial last line, or remove it if it is not JSON, so that the next row starts on a new line."""
+    """Terminate a partial last line, or remove it if it is not JSON, so the next row starts on a new line."""
     content = path.read_text(encoding="utf-8")
     if content and not content.endswith("\n"):
         write_text(path, _lines(read_metrics(path)))

@@ -133,7 +133,7 @@ def earlier(
 @block(NETWORKS)
 def frozen(*, path: str, name: str = "teacher", task: str = "") -> Move:
     """The trained network of another run of the same model, read from its folder ``model`` or from a checkpoint; with
-    ``task`` for prompts of that task alone, so that there is one teacher for each."""
+    ``task`` for prompts of that task alone, so there is one teacher for each."""
     return Move()
 
 
@@ -279,7 +279,7 @@ def discriminator(
 
     ``form`` gail: D = sigma(s) is the probability that the policy wrote it, and -log D the reward (StepAgent's inverse
     RL, 2411.03817); irl: s is the reward and its difference over ``beta`` the likelihood of the answers (DR-IRL,
-    2503.18991). ``tasks``: of prompts of these tasks alone (empty: of all), so that each category has a discriminator
+    2503.18991). ``tasks``: of prompts of these tasks alone (empty: of all), so each category has a discriminator
     with a ``name`` of its own. ``warmup``: it learns in the first so many optimizer steps alone, in which the policy
     waits (DR-IRL); 0: always, beside the policy (``mmgrpo/rounds/discriminator.py``). Rates were not found.
     """
@@ -313,7 +313,7 @@ def action_value(
 
     DVPO (2502.16944): one run trains it alone (``warmup`` of all its steps), the next has ``start`` at its checkpoint,
     updates=0, and as ``reward`` the name of one of the run (``own_judgement``), which is then the value of the last
-    action, so that nothing else is asked. Its numbers were not found (``mmgrpo/rounds/global_value.py``).
+    action, so nothing else is asked. Its numbers were not found (``mmgrpo/rounds/global_value.py``).
     """
     return Move()
 
@@ -475,7 +475,7 @@ class Networks:
 
     @contextmanager
     def drawing(self, name: str) -> Iterator[None]:
-        """The present network is that of this name within a ``with`` block, so that the policy draws by it: also by a
+        """The present network is that of this name within a ``with`` block, so the policy draws by it: also by a
         reference that is a copy of its own."""
         with self(name) as network:
             if network is self.model.network:

@@ -72,7 +72,7 @@ class Checkpoints:
     def due(self, before: int, step: int, last: int) -> bool:
         """Whether a checkpoint is due at ``step`` after a round that began at step ``before``; on all ranks alike.
 
-        A round may have several steps, so that a multiple of ``every`` may lie within it.
+        A round may have several steps, so a multiple of ``every`` may lie within it.
         """
         minutes = largest((time.monotonic() - self.clock) / 60, self.accelerator)
         late = self.every_minutes > 0 and minutes >= self.every_minutes
@@ -172,7 +172,7 @@ class Interruption:
 
     def __init__(self, grace: float = GRACE, alone: bool = True) -> None:
         self.grace, self.alone = grace, alone
-        """``alone``: no other process waits for this one, so that it may stop within ``at_once``."""
+        """``alone``: no other process waits for this one, so it may stop within ``at_once``."""
         self.requested: int = 0
         """The signal, or 0."""
         self._breakable = False

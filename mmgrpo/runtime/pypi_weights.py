@@ -90,7 +90,7 @@ def checked_wheel(wheel: Path, package: str, sha256: str) -> Path:
 
 def write_once(folder: Path, write: Callable[[Path, Path], None]) -> None:
     """Make a folder, if it does not exist, by ``write(workspace, new)``, which makes the folder ``new`` and may leave
-    files in ``workspace``; both are beside the folder, so that a process that is killed leaves no half of it."""
+    files in ``workspace``; both are beside the folder, so a process that is killed leaves no half of it."""
     if folder.is_dir():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -47,7 +47,7 @@ def write_model(folder: Path, save: Callable[[Path], None], run: str, step: int)
 def add_card(folder: Path, card: Mapping[str, bytes]) -> None:
     """Write the files of the card into a saved model, and list them in ``run.json``.
 
-    A file of a user's with the name of one gets the ending ``.earlier``. They are listed first, so that what a process
+    A file of a user's with the name of one gets the ending ``.earlier``. They are listed first, so what a process
     that is killed leaves behind counts as the run's.
     """
     for name in card.keys() - written_files(folder):

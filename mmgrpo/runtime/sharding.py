@@ -5,7 +5,7 @@
     Sharding                           what ``mmgrpo.runtime.distributed`` asks of a sharded network in a round
     whole_state(network)               the whole state dict, for what saves a network
 
-Every block of a network is one unit: its weights are gathered before it computes and freed afterwards, so that all
+Every block of a network is one unit: its weights are gathered before it computes and freed afterwards, so all
 processes must compute equally many blocks, or they wait for each other forever. Denoising models do: the calls of a
 rollout are equally many everywhere, and those of an update are filled up with parts that do not count. What a language
 model calls depends on its rows (lengths, media, shared prefixes): its processes agree on every call
@@ -239,7 +239,7 @@ def like(value: Tensor, parameter: Tensor) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     given: Any = parameter
-    # No process asks another for its part, so that one alone may call.
+    # No process asks another for its part, so one alone may call.
     return distribute_tensor(value.detach().to(given.device), given.device_mesh, given.placements, src_data_rank=None)
 
 
@@ -258,7 +258,7 @@ def stored_like(value: Tensor, parameter: Tensor, network: nn.Module) -> Tensor:
 
 
 def collected(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
-    """The tensors by name, shards made whole one by one and moved to the CPU; none where ``keep`` is false, so that
+    """The tensors by name, shards made whole one by one and moved to the CPU; none where ``keep`` is false, so
     only the process that writes them holds them. All processes must call."""
     values = ((name, whole(one.detach()).cpu() if is_shard(one) else one) for name, one in tensors.items())
     return {name: value for name, value in values if keep}

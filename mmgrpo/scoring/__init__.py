@@ -67,7 +67,7 @@ class Scorer:
     trusted: bool = False
     """It is given the tensors of outputs, not copies: it leaves them as they are, or has a process of its own."""
     elsewhere: bool = False
-    """Another process computes it, so that it may be called in a thread of its own (``begin_scoring``)."""
+    """Another process computes it, so it may be called in a thread of its own (``begin_scoring``)."""
     reads_rollout: bool = False
     """It has a parameter ``rollout``, or one of ``RECORDS``. Where there are none (evaluation) it is NaN."""
     needs: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """Requests that come at the same time, scored one after the other or together, each within its time.
 
-A reward computes one batch at a time. Each request is a batch of its own, so that its values do not depend on the
+A reward computes one batch at a time. Each request is a batch of its own, so its values do not depend on the
 requests of others, not even in their rounding; with ``max_batch`` several are joined to batches of at most so many
 outputs, unless the reward compares outputs with each other.
 """

@@ -128,7 +128,7 @@ def cached(
 ) -> Callable[..., Any]:
     """The reward with a cache, in memory (True) or in a file; ValueError for one that cannot have it.
 
-    The code of a reward without a manifest may change between runs, so that it is cached in memory only; whether it
+    The code of a reward without a manifest may change between runs, so it is cached in memory only; whether it
     scores every output by itself and without chance is for its author to know.
     """
     if cache is False:

@@ -221,7 +221,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 def end_with(parent: int) -> None:
     """Let the kernel kill this process group once the run has ended, whatever it is doing then.
 
-    The run alone holds the other end of the pipe ``parent`` and never writes to it, so that the only event is its end.
+    The run alone holds the other end of the pipe ``parent`` and never writes to it, so the only event is its end.
     Where the system has no such signal, the process ends when it next waits for a message.
     """
     if set_signal := getattr(fcntl, "F_SETSIG", None):

@@ -75,7 +75,7 @@ class Limits:
     frames: int = 20_000
     """Frames of a clip."""
     seconds: float = 1800.0
-    """Length of a clip or of audio. Rewards choose frames and resample by it, so that few bytes could mean hours."""
+    """Length of a clip or of audio. Rewards choose frames and resample by it, so few bytes could mean hours."""
     text: int = 1 << 20
     """Characters of a text."""
     rate: int = 192_000

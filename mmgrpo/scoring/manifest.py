@@ -45,7 +45,7 @@ class Manifest:
     group: bool = False
     """It compares the outputs of a prompt with each other, which must be scored in one call."""
     delegates: bool = False
-    """Its values are those of another reward, or of what the row names, so that its range tells nothing."""
+    """Its values are those of another reward, or of what the row names, so its range tells nothing."""
     votes: bool = False
     """It rewards agreement of a prompt's samples, which can collapse: an alarm watches whether all vote alike."""
     deterministic: bool = True
@@ -98,7 +98,7 @@ class RewardEntry:
     check: str = ""
     """A function that raises ValueError for the reward's parameters if they are wrong, before a run starts."""
     elsewhere: bool = False
-    """Its function only asks another process for values, so that it is called while the run goes on sampling."""
+    """Its function only asks another process for values, so it is called while the run goes on sampling."""
     row: str = ""
     """A function of a prompt and of the reward's parameters that raises ValueError for a row that it cannot score."""
     manifest: Manifest | str = ""

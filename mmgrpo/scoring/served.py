@@ -226,7 +226,7 @@ class Client:
         if limit >= self.timeout and not math.isinf(self.timeout):
             raise ValueError(
                 f"rewards: 'served': got timeout {self.timeout:g}, expected more than the {limit:g} s after which "
-                f"{url} gives up, so that its answer arrives; e.g. timeout={1.1 * limit:g}"
+                f"{url} gives up, so its answer arrives; e.g. timeout={1.1 * limit:g}"
             )
         return facts
 

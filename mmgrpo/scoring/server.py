@@ -92,7 +92,7 @@ def application(
 
     async def refuse(request: Request, refusal: Any) -> Response:
         later = {"Retry-After": "1"} if refusal.status in (408, 429, 503) else {}
-        # What is left of the body is not read, so that the connection cannot be used again.
+        # What is left of the body is not read, so the connection cannot be used again.
         return JSONResponse({"error": str(refusal)}, refusal.status, {"Connection": "close", **later})
 
     def authorize(request: Request) -> None:
@@ -229,7 +229,7 @@ def facts(reward: Batches) -> dict[str, Any]:
 class Punctual(asyncio.Protocol):
     """A connection that is closed where the headers of a request do not come in time; all else is ``inner``'s.
 
-    uvicorn waits for ever for the first byte, and for the last of half a header, so that idle connections could use up
+    uvicorn waits for ever for the first byte, and for the last of half a header, so idle connections could use up
     all that a server may have.
     """
 

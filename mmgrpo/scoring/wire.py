@@ -37,7 +37,7 @@ def frames(value: Any) -> Iterator[bytes]:
     body = {"value": sender.encode(value), "objects": sender.objects, "tensors": len(sender.tensors)}
     yield from _frame(json.dumps(body).encode())
     for tensor in sender.tensors:
-        # One at a time, so that no more than one of them is in memory twice.
+        # One at a time, so no more than one of them is in memory twice.
         yield from _frame(save({"": tensor.detach().cpu().contiguous()}))
 
 
@@ -80,7 +80,7 @@ class _Sender:
     def __init__(self) -> None:
         self.objects: list[Any] = []
         self.tensors: list[Tensor] = []
-        self._places: dict[int, tuple[int, Any]] = {}  # with what the id belongs to, so that it stays alive
+        self._places: dict[int, tuple[int, Any]] = {}  # with what the id belongs to, so it stays alive
 
     def encode(self, value: Any) -> Any:
         if value is None or isinstance(value, bool | int | float | str):

@@ -70,7 +70,7 @@ def _mover(random: np.random.Generator) -> Mover:
     first = int(random.integers(0, FRAMES - length + 1))
     side, way = int(random.integers(14, 25)), tuple(WAYS)[random.integers(len(WAYS))]
     free = SIZE - side
-    # At least 4 pixels per frame, so that the direction is visible, and at most what keeps the shape inside.
+    # At least 4 pixels per frame, so the direction is visible, and at most what keeps the shape inside.
     speed = int(random.integers(4, min(10, free // (length - 1)), endpoint=True))
     travel, along = speed * (length - 1), WAYS[way]
     start = [int(random.integers(0, free - travel * abs(step) + 1)) + travel * (step < 0) for step in along]
@@ -123,7 +123,7 @@ def prompts(split: str, count: int, seed: int = 0) -> list[Prompt]:
 
 
 def mixture(split: str, count: int, seed: int = 0) -> list[Prompt]:
-    """Questions about images and clips with the kinds in turn, so that every prefix is balanced."""
+    """Questions about images and clips with the kinds in turn, so every prefix is balanced."""
     still, kinds = len(questions.KINDS), len(questions.KINDS) + len(KINDS)
     rounds, rest = divmod(count, kinds)
     images = iter(questions.prompts(split, rounds * still + min(rest, still), seed))

@@ -1,7 +1,7 @@
 """Edits of scenes: one of two objects becomes another colour and nothing else changes, with exact verification.
 
 An ``Edit`` is a scene of ``mmgrpo.toy.scenes`` with two objects of different shapes, one of them and its new colour.
-Source and target are rendered with one seed, so that they differ inside of the object only.
+Source and target are rendered with one seed, so they differ inside of the object only.
 
     "make the circle red"
 """

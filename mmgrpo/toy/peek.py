@@ -4,7 +4,7 @@
 
 An image has 16 x 16 pixels and 2 x 2 tiles of different colours, each of one of four patterns, drawn with replacement.
 The prompt shows an overview, in which every block of 4 x 4 pixels is replaced by its mean. A pattern inks eight pixels
-of each block, so that all patterns have the same overview: without a closer look the best guess is right in one of four
+of each block, so all patterns have the same overview: without a closer look the best guess is right in one of four
 questions. What a close look shows is ``tile``; ``pipelines.vlm.peek`` has the tools that take it.
 """
 

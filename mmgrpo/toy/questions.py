@@ -9,7 +9,7 @@ An image has 64 x 64 pixels and shows one to six coloured shapes on graded paper
     box        "draw a box around the red circle"                  [6, 10, 34, 38]
 
 ``mmgrpo.toy.clips`` has questions about moving shapes in the same form. There are practically unlimited images, but a
-fixed ``vocabulary``. A hash of the content of an image determines its split, so that splits are disjoint.
+fixed ``vocabulary``. A hash of the content of an image determines its split, so splits are disjoint.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ MAX_THINGS = 6
 
 PAPER = np.stack(np.broadcast_arrays(255 - np.arange(SIZE), 255 - np.arange(SIZE)[:, None], 255), -1).astype(np.uint8)
 """The background, with less red to the right and less green to the bottom: rotary positions are relative, and values
-carry none, so that a small model reads absolute ones from it."""
+carry none, so a small model reads absolute ones from it."""
 
 SIDES = {1: (16, 40), 2: (14, 28), 3: (10, 18)}
 """Smallest and largest side of a thing in pixels, for a grid of so many rows and columns."""
@@ -69,7 +69,7 @@ LIGHT = (0.6, 1.0)
 """Least and most of a colour channel that remains in a photograph."""
 
 REPEATED_COLOUR = 0.3
-"""Probability that a thing repeats the colour of an earlier one, so that there is something to count."""
+"""Probability that a thing repeats the colour of an earlier one, so there is something to count."""
 
 _ROWS, _COLUMNS = ("top", "", "bottom"), ("left", "", "right")
 
@@ -104,7 +104,7 @@ class Question:
 
 
 def image(random: np.random.Generator) -> tuple[Thing, ...]:
-    """Sample the content of an image: one thing per cell of a grid, so that several never touch."""
+    """Sample the content of an image: one thing per cell of a grid, so several never touch."""
     count = int(random.integers(1, MAX_THINGS + 1))
     cells = math.isqrt(count - 1) + 1
     pitch = SIZE // cells
@@ -169,7 +169,7 @@ def _count(things: Sequence[Thing], random: np.random.Generator) -> tuple[str, s
     if random.random() < 0.5:
         about, count = "shapes", len(things)
     else:
-        # Colours of the image and all colours, so that the answer 0 occurs but is not frequent.
+        # Colours of the image and all colours, so the answer 0 occurs but is not frequent.
         colours = [thing.colour for thing in things]
         colour = [*colours, *COLOURS][random.integers(len(colours) + len(COLOURS))]
         about, count = f"{colour} shapes", colours.count(colour)

@@ -1,7 +1,7 @@
 """Scenes of coloured shapes on white, and the sentences that describe them: text-to-image with exact verification.
 
 A ``Scene`` is the content of an image, ``text`` its sentence, ``parse`` the inverse, and ``render`` draws one of the
-images that match. What the sentence leaves open (the corners, a pixel of jitter) is random, so that a sentence has
+images that match. What the sentence leaves open (the corners, a pixel of jitter) is random, so a sentence has
 many correct images. The sentences are finite in number, and the data needs no licence.
 
     one       "a red circle on the left"
@@ -40,7 +40,7 @@ COLOURS: Mapping[str, tuple[int, int, int]] = {
     "purple": (170, 35, 200),
     "black": (35, 35, 35),
 }
-"""sRGB values 0 to 255. The strongest channel difference from white is 220 for every colour, so that one
+"""sRGB values 0 to 255. The strongest channel difference from white is 220 for every colour, so one
 threshold separates objects from the background for any colour."""
 
 BACKGROUND = (255, 255, 255)
@@ -304,7 +304,7 @@ def prompt(scene: Scene) -> Prompt:
 def splits() -> dict[str, list[Scene]]:
     """Disjoint lists of scenes by split; the hash of its sentence determines the split of a scene.
 
-    Scenes are ordered by hash, so that every prefix of a split is a random sample of it.
+    Scenes are ordered by hash, so every prefix of a split is a random sample of it.
     """
 
     def place(scene: Scene) -> bytes:

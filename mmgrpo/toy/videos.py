@@ -132,7 +132,7 @@ def scenes(kind: str) -> tuple[VideoScene, ...]:
     things = [Actor(1, colour, shape) for colour, shape in itertools.product(COLOURS, SHAPES)]
     pairs = [(a, b) for a, b in itertools.permutations(things, 2) if a.colour != b.colour]
     moves = [replace(thing, way=way) for thing, way in itertools.product(things, WAYS)]
-    # Two movers share an axis, so that their paths are parallel and never touch.
+    # Two movers share an axis, so their paths are parallel and never touch.
     parallel = [(a, b) for a, b in itertools.product(WAYS, WAYS) if _axis(a) == _axis(b)]
     kinds: dict[str, list[VideoScene]] = {
         "move": [VideoScene((move,)) for move in moves],
@@ -206,7 +206,7 @@ def prompt(scene: VideoScene) -> Prompt:
 def splits() -> dict[str, list[VideoScene]]:
     """Disjoint lists of videos by split; the hash of its sentence determines the split of a video.
 
-    Another hash orders the videos, so that every prefix of a split is a random sample of it.
+    Another hash orders the videos, so every prefix of a split is a random sample of it.
     """
 
     def place(scene: VideoScene, salt: bytes = b"split") -> bytes:

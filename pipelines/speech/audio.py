@@ -295,7 +295,7 @@ def _decode_by_av(file: str | BytesIO, max_seconds: float, span: Span = WHOLE) -
 
 def sound_of(media: Media) -> Sound:
     """The file itself where it is small and browsers play it, otherwise a small encoding of the same recording."""
-    audio = read_audio(media, max_seconds=LONGEST)  # in any case, so that nothing but a recording is copied
+    audio = read_audio(media, max_seconds=LONGEST)  # in any case, so nothing but a recording is copied
     file = Path(media.source) if isinstance(media.source, str) and not is_inside(media.source) else Path()
     part = media.options.keys() & {"start", "end"}
     if not part and file.suffix.lower() in MIME and file.stat().st_size <= SMALL:

@@ -177,6 +177,4 @@ def check_hearing(model: OwnForward, seconds: float, name: str) -> None:
     contexts = [model.encode([example(samples)]) for samples in (tone(short), tone(short).flip(0) / 3)]
     first, second = (model.own_logits(one.ids[0].to(model.device), one.media[0])[-1] for one in contexts)
     if torch.equal(first, second):
-        raise ValueError(
-            f"{name}: its logits do not depend on the recording, so that it would be trained without hearing"
-        )
+        raise ValueError(f"{name}: its logits do not depend on the recording, so it would be trained without hearing")

@@ -106,7 +106,7 @@ def attend(
 ) -> tuple[Float[Tensor, "rows T heads width"], None]:
     """Scaled dot-product attention; cross-attention of row i reads keys and values number ``clip.clip[i]``.
 
-    The queries of all transcripts of a clip are concatenated along the time axis, so that its keys and values are read
+    The queries of all transcripts of a clip are concatenated along the time axis, so its keys and values are read
     once and never copied.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward

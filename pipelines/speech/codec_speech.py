@@ -2,7 +2,7 @@
 
 Llasa (arXiv:2502.04128) and the language model of CosyVoice 2 (arXiv:2412.10117) are of this kind: the prompt is the
 text, the completion consists of speech tokens <|s_0|>, <|s_1|>, ..., and a vocoder turns these into a recording. Only
-speech tokens and the end can be sampled, and never the end first: sampling and scoring have the same mask, so that
+speech tokens and the end can be sampled, and never the end first: sampling and scoring have the same mask, so
 log-probs are those of the sampled distribution.
 
     load(options)  an ordinary folder or hub id: HKUSTAudio/Llasa-1B, or CosyVoice 2's converted by its own script

@@ -37,7 +37,7 @@ __all__ = ["LORA_TARGETS", "Ctc", "load", "policy"]
 
 LORA_TARGETS: Mapping[str, Sequence[str]] = {"wavlm": ("intermediate_dense", "output_dense")}
 """Model type to the adapted modules, where these are not queries and values. WavLM reads the weights of its attention
-projections past the modules, so that adapters there would have no effect."""
+projections past the modules, so adapters there would have no effect."""
 
 FRONT_ENDS = ("feature_extractor", "subsampling")
 """Names of the convolutions that read the recording."""

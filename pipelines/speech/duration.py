@@ -213,7 +213,7 @@ def pretrain(
 
         seconds = characters / pace * exp(spread * N(0, 1))
 
-    The examples are pieces of the texts of all lengths, so that the network learns durations rather than texts. A
+    The examples are pieces of the texts of all lengths, so the network learns durations rather than texts. A
     ``spread`` of 0 would leave a policy without exploration. ``pace`` may be wrong on purpose.
     """
     if pace <= 0 or spread < 0 or not texts:

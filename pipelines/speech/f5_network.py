@@ -2,7 +2,7 @@
 
 Its input is, frame by frame, the noised spectrogram, the spectrogram of a reference voice (zero where there is none)
 and the embedded characters, which are padded to the frames: no alignment is given. Names of modules are those of the
-published checkpoints (``SWivid/F5-TTS``), so that their tensors load by name.
+published checkpoints (``SWivid/F5-TTS``), so their tensors load by name.
 
     t = 0 noise, t = 1 data         the network's own time; it predicts data - noise
     characters -> ConvNeXt V2       text_embed
@@ -11,7 +11,7 @@ published checkpoints (``SWivid/F5-TTS``), so that their tensors load by name.
     -> mean (and ln std) of the velocity
 
 Rows of different lengths share a batch: what lies beyond a row's frames is zero before every convolution, is not
-attended to and does not enter the norms over time, so that a row's prediction is that of the row alone.
+attended to and does not enter the norms over time, so a row's prediction is that of the row alone.
 """
 
 from __future__ import annotations

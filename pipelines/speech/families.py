@@ -221,7 +221,7 @@ def load_durations(
             heads=options.heads,
             inner=options.inner,
         )
-        voice = renderer(options.renderer)  # before pretraining, so that a missing one is reported at once
+        voice = renderer(options.renderer)  # before pretraining, so a missing one is reported at once
         network = create(shape, config.seed).to(device)
         # Not of all ``prompts``: held-out texts would be among them, and other commands could not make it again.
         texts = [prompt.text for prompt in read_texts(config, config.data.train)[0]]

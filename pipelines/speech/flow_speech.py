@@ -2,7 +2,7 @@
 
 A latent is the log-mel spectrogram [mels, frames] of a reference voice followed by the speech to be made, which the
 network infills given the characters of both. F5-TTS runs from t = 0 (noise) to t = 1 (data) and predicts data - noise;
-here sigma = 1 - t and v = noise - data, so that all kernels, plans and solvers apply as they are:
+here sigma = 1 - t and v = noise - data, so all kernels, plans and solvers apply as they are:
 
     v(x, sigma) = -network(x, t = 1 - sigma)
 
@@ -252,7 +252,7 @@ def spoken_before(prompt: Prompt) -> str:
 
 def before_text(reference: str) -> str:
     """The transcript of the reference as it stands before the text: F5-TTS adds a space behind any character of one
-    byte, so that there are two behind a full stop. They count in the length of the reference."""
+    byte, so there are two behind a full stop. They count in the length of the reference."""
     return f"{reference} " if reference and reference[-1].isascii() else reference
 
 

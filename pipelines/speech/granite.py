@@ -23,7 +23,7 @@ from pipelines.training import Training
 
 def read_granite(kind: Any, source: str, training: Training) -> Any:
     """The network of a checkpoint. An adapter next to its weights, which the model switches on where it hears, is
-    merged into them, so that adapters of one's own come on top of it.
+    merged into them, so adapters of one's own come on top of it.
 
     transformers would load the model that the adapter names; here only its tensors are read.
     """

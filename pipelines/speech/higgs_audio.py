@@ -1,7 +1,7 @@
 """Text to speech with several codebooks: Higgs Audio v2 of transformers (``HiggsAudioV2ForConditionalGeneration``).
 
 A step of the network draws one code of each of C codebooks, independent of one another given those of earlier steps, by
-one head of C x V logits. Each is a decision, so that the log-prob of a step is their sum. Codebook c of frame f is
+one head of C x V logits. Each is a decision, so the log-prob of a step is their sum. Codebook c of frame f is
 drawn at step 1 + f + c (the delay pattern). As in the library's own sampler,
 
     step s <= c                        codebook c has the mark of the beginning,

@@ -3,7 +3,7 @@
     mel = log(max(1e-5, bank |STFT|))     24 kHz, window 1024, hop 256, 100 bands (HTK scale), as F5-TTS and Vocos
 
 A vocoder is an object with ``sound(mel)``; one of your own is named ``package.module:Class``. The built-in one has no
-weights, so that everything runs offline; it sounds metallic.
+weights, so everything runs offline; it sounds metallic.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class GriffinLim:
         spectrum, before = magnitude.to(torch.complex64), torch.zeros_like(magnitude)
         for _ in range(self.rounds):
             samples = torch.istft(spectrum, form.window, form.hop, window=window, length=length)
-            # Zero at the ends rather than reflected, so that one frame has enough samples.
+            # Zero at the ends rather than reflected, so one frame has enough samples.
             now = torch.stft(samples, form.window, form.hop, window=window, pad_mode="constant", return_complex=True)
             fitted = now + self.momentum / (1 + self.momentum) * (now - before)
             before = now

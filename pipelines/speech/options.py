@@ -1,4 +1,4 @@
-"""The options of speech models and of policies that speak. This file imports no torch, so that ``--help`` is fast."""
+"""The options of speech models and of policies that speak. This file imports no torch, so ``--help`` is fast."""
 
 from __future__ import annotations
 

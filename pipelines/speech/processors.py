@@ -89,7 +89,7 @@ def chat_of_processor(processor: Any) -> ChatTemplate | None:
 
 
 def with_sounds(messages: Sequence[Mapping[str, Any]], clips: Clips, rate: int) -> list[dict[str, Any]]:
-    """The messages with each recording inside, as the bytes of a wav file (32-bit floats, so that nothing is
+    """The messages with each recording inside, as the bytes of a wav file (32-bit floats, so nothing is
     rounded)."""
     require("speech", "soundfile")
     import soundfile

@@ -3,7 +3,7 @@
 An engine takes a speed, not a duration. The speed is found in at most three syntheses: one at speed 1, which is cached,
 one at the ratio of the two durations, and a correction. The remaining difference, and any speed beyond the engine's
 range, is covered by stretching the recording in time at constant pitch (ffmpeg's ``atempo``). Silence before and after
-the speech is trimmed first, so that the duration is that of the speech. Rendering is deterministic.
+the speech is trimmed first, so the duration is that of the speech. Rendering is deterministic.
 
     hibari   hibari-tts (Apache-2.0, pip install 'mmgrpo[voice]'): a natural American voice, speeds 0.5 to 2
     espeak   espeak-ng (GPL-3.0, a separate program: apt install espeak-ng): a formant voice, 80 to 450 words per minute

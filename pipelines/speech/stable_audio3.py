@@ -10,7 +10,7 @@ The distilled checkpoint (``stochastic_sampling`` in its scheduler) draws new no
 x0 + sigma' z, in 8 steps without guidance: this is the kernel ``cps(a=1.0, scaled=True)``. The base takes 100 steps of
 Euler, which are those of evaluation here.
 
-The network sees as many latents as a recording lasts, so that a batch has latents of ``model.seconds``: behind the last
+The network sees as many latents as a recording lasts, so a batch has latents of ``model.seconds``: behind the last
 frame of a shorter recording the velocity is zero whatever the weights are, as in ``pipelines.speech.flow_speech``.
 
     load(options)                           a folder or hub id of diffusers' StableAudio3Pipeline

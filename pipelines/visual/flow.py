@@ -6,7 +6,7 @@ Flow matching: x_sigma = (1 - sigma) x0 + sigma eps, the network predicts v = ep
     v = v_negative + g (v_prompt - v_negative)
 
 where v_negative is the prediction for the negative prompt, by default no words; both come from one batch of double
-size, in rollout and training alike, so that the likelihood is that of the guided policy.
+size, in rollout and training alike, so the likelihood is that of the guided policy.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TRANSFORMER = "transformer"
 """Subfolder of the network in a diffusers folder."""
 
 ENCODED = 3
-"""Changes with what encoders give of the same prompts, so that files of an earlier version are not read."""
+"""Changes with what encoders give of the same prompts, so files of an earlier version are not read."""
 NOTHING = Conditioning(())
 """The conditioning of outputs of which it states no part."""
 
@@ -442,7 +442,7 @@ def is_euler(scheduler: Any) -> bool:
 def time_shift(scheduler: Any, mu: float | None) -> float:
     """The factor s of ``s t / (1 + (s - 1) t)`` by which a scheduler shifts its levels.
 
-    Files may have keys that are foreign to their class, so that the class decides on the key.
+    Files may have keys that are foreign to their class, so the class decides on the key.
     """
     config = scheduler.config
     if not config.get("use_dynamic_shifting"):

@@ -54,7 +54,7 @@ def side_by_side(sets: Mapping[str, Shown], samples: int, columns: int) -> tuple
             scores = "  ".join(f"{n} {v:.2f}" if v == v else f"{n} –" for n, v in values.items())
             caption = "\n".join(filter(None, [prompt.text, f"{title} {scores}".strip()]))
             tiles.append((place, Tile(name, output, caption)))
-    tiles.sort(key=lambda tile: tile[0])  # stable, so that the sets keep their order
+    tiles.sort(key=lambda tile: tile[0])  # stable, so the sets keep their order
     return [tile for _, tile in tiles], max(columns - columns % len(sets), len(sets))
 
 

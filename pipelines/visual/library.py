@@ -1,6 +1,6 @@
 """A sample of diffusers' own pipeline from the noise of ours, with which ours is compared.
 
-The pipeline is read by its own ``from_pretrained``, so that text encoders, packing, guidance, noise levels and VAE are
+The pipeline is read by its own ``from_pretrained``, so text encoders, packing, guidance, noise levels and VAE are
 those of the library. Only solvers are replaced that take other steps than the deterministic sampler here: of a flow by
 Euler's steps on the same levels, of a diffusion by DDIM with eta = 0.
 """

@@ -1,7 +1,7 @@
 """LTX-Video (``pipelines.visual.ltx_video``) conditioned on an image, the first frame of the video.
 
 The image is a condition: its latents are the first latent frame, at time 0, while the other frames are at the time of
-the step. Samples are the other frames, so that no noise is added to the first one and no decision concerns it. The
+the step. Samples are the other frames, so no noise is added to the first one and no decision concerns it. The
 latents of an image are the mean of the VAE's posterior, from which diffusers' pipeline draws them.
 """
 

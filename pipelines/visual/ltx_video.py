@@ -1,7 +1,7 @@
 """LTX-Video (HaCohen et al. 2024, arXiv:2501.00103): T5 reads the prompt, places in the clip are seconds and pixels.
 
 Latents are [channels, frames, height, width] outside the network, which reads one token per latent pixel. Its rotary
-embedding takes the places of tokens in seconds, so that the rate of the clip (``fps``) is an input of the model.
+embedding takes the places of tokens in seconds, so the rate of the clip (``fps``) is an input of the model.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def clips_of_latents(vae: Any, latents: Float[Tensor, "N c f h w"]) -> Float[Ten
     """Pixels in [0, 1], which the VAE may slightly exceed.
 
     A decoder that itself denoises does so at time 0, as by default in the pipeline. Where it injects noise, this
-    is the same for every clip, so that a clip is a function of its latents.
+    is the same for every clip, so a clip is a function of its latents.
     """
     channels = (1, -1, 1, 1, 1)
     deviation = vae.latents_std.float().view(channels) / vae.config.scaling_factor

@@ -2,7 +2,7 @@
 
 Each position of latents is a token, 16 x 16 pixels. The sequence is causal, but for the image, which stands at its end
 and sees all; words are modulated from time 0, the image from its own. Words also advance the positions of the image,
-so that prompts of different lengths are evaluated apart: padding would move it. diffusers' pipeline keeps keys and
+so prompts of different lengths are evaluated apart: padding would move it. diffusers' pipeline keeps keys and
 values of the words between steps, which is exact; here each evaluation computes them, since their weights train.
 
 The VAE has a fourth channel, opacity: images are what is seen on white.

@@ -47,7 +47,7 @@ LONGEST = 4
 """Largest ratio of the sides of a given image."""
 
 TEXT_TOKENS = 3584
-"""Tokens of a prompt and its image at most, so that the network has positions for them."""
+"""Tokens of a prompt and its image at most, so the network has positions for them."""
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:

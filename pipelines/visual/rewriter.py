@@ -105,7 +105,7 @@ def part_of(config: Config, name: str) -> tuple[Family, Config]:
 
 
 def of_both(preset: str) -> bool:
-    """Whether a preset is for rows of texts and images, so that each part takes of it what it has."""
+    """Whether a preset is for rows of texts and images, so each part takes of it what it has."""
     return preset in CATALOGUE and CATALOGUE[preset].policies == "joint"
 
 

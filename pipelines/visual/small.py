@@ -23,7 +23,7 @@ from pipelines.visual.words import WordEncoder
 
 @dataclass(frozen=True)
 class SmallModel(Architecture):
-    """What small models of all families share. All parts are saved, so that the folder loads by itself."""
+    """What small models of all families share. All parts are saved, so the folder loads by itself."""
 
     words: WordEncoder
     scheduler: Any

@@ -1,6 +1,6 @@
 """Next-scale models (VAR, Tian et al. 2024, arXiv:2404.02905): images drawn scale by scale, of a class.
 
-A pass draws all codes of a scale, given those of coarser ones (``pipelines.visual.scales``), so that each is a decision
+A pass draws all codes of a scale, given those of coarser ones (``pipelines.visual.scales``), so each is a decision
 with a likelihood. With guidance g, as in the published sampler it grows with the scale, from none at the first:
 
     logits_k = none_k + w_k (class_k - none_k),        w_k = 1 + (g - 1) k / (S - 1),        k = 0 .. S - 1

@@ -5,7 +5,7 @@ one above and one below a noise level (Wan 2.2 14B), and with a time per token (
 (``pipelines.visual.wan_small``). Clips from words and an image are the family ``wan_i2v``.
 
 The noise levels are those of the checkpoint's scheduler, UniPC in published ones. Its multistep solver is not ours: a
-deterministic sample takes Euler steps on these levels, so that it equals the pipeline's own output where the pipeline
+deterministic sample takes Euler steps on these levels, so it equals the pipeline's own output where the pipeline
 has a ``FlowMatchEulerDiscreteScheduler``. UniPC also rounds the network's time 1000 sigma to an integer; here it is
 never rounded.
 """

@@ -1,6 +1,6 @@
 """A text encoder for small vocabularies: one learned vector per word and one per position.
 
-It replaces CLIP and T5 of Stable Diffusion 3, so that a model folder of a few megabytes is complete. A prompt with a
+It replaces CLIP and T5 of Stable Diffusion 3, so a model folder of a few megabytes is complete. A prompt with a
 word outside the vocabulary is refused.
 """
 
@@ -39,7 +39,7 @@ class WordEncoder(nn.Module):
 
     hidden[l] = (table[ids[l]] + place[l]) * real[l],    pooled = W mean over real l of hidden[l] + b
 
-    with real[l] = 1 where ids[l] is not padding, so that padding has no effect. ``vocabulary`` contains the words only;
+    with real[l] = 1 where ids[l] is not padding, so padding has no effect. ``vocabulary`` contains the words only;
     word i has the id i + 2 (0 is padding, 1 the empty prompt).
     """
 

@@ -1,7 +1,7 @@
 """Z-Image and Z-Image-Turbo (Cai et al. 2025, arXiv:2511.22699): one stream of tokens, with time and sign reversed.
 
 The network's time is 1 - sigma, and it predicts x0 - eps, the negative of the velocity. The guidance_scale s of
-diffusers adds s (v_prompt - v_empty) to v_prompt, so that s = 0 is none; here ``guidance`` is g = s + 1, so that 1 is
+diffusers adds s (v_prompt - v_empty) to v_prompt, so s = 0 is none; here ``guidance`` is g = s + 1, so 1 is
 none, as in every other family.
 """
 

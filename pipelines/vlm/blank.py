@@ -1,6 +1,6 @@
 """Prompts with blank media: rewards that a model still obtains come from the text alone.
 
-Each image or clip is replaced by a grey one of the same size and duration, and a sound beside them by silence, so that
+Each image or clip is replaced by a grey one of the same size and duration, and a sound beside them by silence, so
 the prompt keeps its form, its number of tokens and all positions. Prompts without any media would be out of
 distribution for the model.
 """
@@ -45,7 +45,7 @@ def blank(media: Media) -> Media:
     if media.kind == "audio":
         return replace(media, options={**media.options, "mask": Mask(1.0, level=GREY)})
     size = measure(media)
-    pixel = torch.full((), GREY)  # expanded, so that a long clip takes no memory
+    pixel = torch.full((), GREY)  # expanded, so a long clip takes no memory
     if media.kind == "image":
         return replace(media, source=Image(pixel.expand(3, size.height, size.width)))
     frames = pixel.expand(size.frames, 3, size.height, size.width)

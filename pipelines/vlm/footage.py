@@ -53,7 +53,7 @@ class Footage:
         return [f"{clip.seconds[0]:g} s to {clip.seconds[-1]:g} s", *(_image(clip, k) for k in range(len(clip.frames)))]
 
     def reward(self) -> float:
-        """1 after one or two requests, so that the answer comes in the second or third turn, else 0; FrameMind adds it
+        """1 after one or two requests, so the answer comes in the second or third turn, else 0; FrameMind adds it
         with weight 0.5."""
         return float(1 <= self.requests <= 2)
 

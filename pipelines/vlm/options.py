@@ -1,4 +1,4 @@
-"""The options of (vision-)language models. This file imports no torch, so that ``--help`` is fast."""
+"""The options of (vision-)language models. This file imports no torch, so ``--help`` is fast."""
 
 from __future__ import annotations
 

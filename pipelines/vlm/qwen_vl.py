@@ -3,7 +3,7 @@
 Images keep their aspect ratio and become a grid of patches, 2 x 2 of which are merged into one token; a video has
 such a grid for every two frames. Positions have three axes (time, height, width); along the time axis one grid is
 ``2 / fps`` seconds times the config's ``tokens_per_second`` after the one before. They are computed once, when the
-prompt is encoded, so that sampling and old, new and reference log-probabilities share them.
+prompt is encoded, so sampling and old, new and reference log-probabilities share them.
 
     load(options)  an ordinary folder or hub id: Qwen/Qwen2.5-VL-3B-Instruct
     tiny(folder)   the real architecture with random weights and a small vocabulary (qwen_vl_tiny.py)
@@ -203,7 +203,7 @@ def grid_positions(
     the config's ``tokens_per_second`` in Qwen2.5-VL (arXiv:2502.13923, 2.1.3), and 1 in Qwen2-VL.
 
     The rule is that of the released models (transformers up to 5.2); later versions of the library count on by the
-    larger side of a grid only, so that text stands inside of a long clip's time, and some scale the time of images.
+    larger side of a grid only, so text stands inside of a long clip's time, and some scale the time of images.
     """
     columns, position, place, media = [], 0, 0, iter(zip(grids, steps, strict=True))
     while place < len(ids):

@@ -239,7 +239,7 @@ def clip_parts(times: Sequence[float], duration: float) -> list[dict[str, str]]:
     from num2words import num2words
     from transformers.models.smolvlm import processing_smolvlm as words
 
-    # Times are quotients, so that 3.9999999 seconds are four.
+    # Times are quotients, so 3.9999999 seconds are four.
     length, seconds = timedelta(seconds=int(duration + 1e-6)), [int(time + 1e-6) for time in times]
     intro = words.DEFAULT_VIDEO_INTRO.format(frame_count=num2words(len(times)), video_duration=str(length))
     parts = [{"type": "text", "text": intro}]

@@ -122,7 +122,7 @@ def learn_direction(
 ) -> Float[Tensor, " width"]:
     """The direction that maximizes the mean corrected reward of the images for their prompts, by Adam from zero.
 
-    The images are a frozen policy's own: a few for each of many prompts, so that only what they share is learned.
+    The images are a frozen policy's own: a few for each of many prompts, so only what they share is learned.
     """
     if not images or len(images) != len(prompts):
         raise ValueError(

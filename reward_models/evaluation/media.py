@@ -35,7 +35,7 @@ def read_wav(source: Path | bytes) -> Audio:
 
 def read_video(source: Path | bytes, frames: int = FRAMES, start: float = 0.0, end: float = math.inf) -> Video:
     """The frames of a video from ``start`` to ``end`` in seconds, at most ``frames``; ``fps`` is lowered by what is
-    left out. It is decoded twice, so that no more frames are in memory than are returned.
+    left out. It is decoded twice, so no more frames are in memory than are returned.
 
     OSError for a file that is missing or cannot be decoded; ModuleNotFoundError without PyAV.
     """

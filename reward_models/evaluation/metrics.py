@@ -247,7 +247,7 @@ def best_of(scores: Scores, gold: Scores, n: int) -> float:
     """Expected ``gold`` of the output that ``scores`` selects among ``n`` of the N, over all subsets; unbiased.
 
     sum_i gold_i C(i - 1, n - 1) / C(N, n), sorted by score (Nakano et al. 2021, arXiv:2112.09332, appendix I). Among
-    equal scores one is drawn, so that each counts as their mean.
+    equal scores one is drawn, so each counts as their mean.
     """
     if not 1 <= n <= len(scores):
         raise ValueError(f"best of n: got n = {n}, expected 1 to {len(scores)}, the number of outputs")

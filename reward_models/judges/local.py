@@ -37,7 +37,7 @@ class LocalJudge:
 
     def answers(self, questions: Sequence[Question], tokens: int) -> list[str | None]:
         """As ``Judge.answers``; None for an answer that has not ended after ``tokens``. One that is drawn is so alone,
-        from a seed of its own, so that it does not depend on the others."""
+        from a seed of its own, so it does not depend on the others."""
         first = [place for place, question in enumerate(questions) if not question.draw]
         given = dict(zip(first, self._answers([questions[place] for place in first], tokens), strict=True))
         for place, question in enumerate(questions):

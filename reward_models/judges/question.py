@@ -71,7 +71,7 @@ def _titled(title: str, images: Sequence[Image]) -> tuple[str | Image, ...] | No
 
 
 KEEP = "The output was made from the source, and should keep of it what the prompt does not ask to change."
-"""What a judge of images and videos is told of a prompt with media, so that it does not pay for painting all anew."""
+"""What a judge of images and videos is told of a prompt with media, so it does not pay for painting all anew."""
 
 
 def sources_of(

@@ -79,7 +79,7 @@ Solution, in steps, whose answer is wrong:
 Its answer:
 {answer}
 
-Do not solve the problem. Which steps say what the answer says, so that it takes them up? End with one line, with the \
+Do not solve the problem. Which steps say what the answer says, so it takes them up? End with one line, with the \
 numbers of all such steps, or none if there are none:
 {label}: <numbers>"""
 PHRASES = """Prompt:

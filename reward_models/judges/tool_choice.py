@@ -5,7 +5,7 @@ arXiv:2505.20289).
      "tool_outputs": {"captioner": "a bar chart", "table": "red | 3"}}
 
 The policy writes the names of tools in ``<answer>``, with commas; what the tools say of each row was computed
-beforehand, so that nothing runs while the policy is trained but the frozen model.
+beforehand, so nothing runs while the policy is trained but the frozen model.
 """
 
 from __future__ import annotations

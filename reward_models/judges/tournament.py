@@ -162,7 +162,7 @@ def judge_one(
     """1 for an output that the judge prefers in both orders to one output of its group, -1 otherwise, and 0 for that
     one: the advantage of BRPO (Writing-Zero, arXiv:2506.00103; preset ``brpo``).
 
-    The one is drawn from a hash of the outputs, so that it is another in every round and the same on all processes.
+    The one is drawn from a hash of the outputs, so it is another in every round and the same on all processes.
     NaN where an order cannot be read; an output that is alone is NaN.
     """
     chosen = {row: rows[_draw(outputs, rows)] for rows in groups(prompts) if len(rows) > 1 for row in rows}

@@ -1,6 +1,6 @@
 """Whether an edit keeps the faces of its source: cosines of embeddings by a face recognizer of one's own.
 
-Recognizers' weights are licensed for research only, or not stated, so that none is fetched: ``embed`` names a function,
+Recognizers' weights are licensed for research only, or not stated, so none is fetched: ``embed`` names a function,
 e.g. around insightface's FaceAnalysis or OpenCV's FaceDetectorYN and FaceRecognizerSF with weights that you have:
 
     def faces(images, *, device="cpu"):     # of mmgrpo.types.Image, pixels [3, height, width] in [0, 1]

@@ -172,7 +172,7 @@ def graded(include: Clauses, exclude: Clauses, found: Found) -> float:
 
     Of every clause 1 - |count - found| / count, which may be negative. If the number is wrong, a clause with a colour
     or a position adds 0. Otherwise a colour adds 1 - |count - of this colour| / count; a position adds 0 where the
-    other clause does not hold, 1 where all pairs are in relation, and 0 and 1 where one is not, so that such an image
+    other clause does not hold, 1 where all pairs are in relation, and 0 and 1 where one is not, so such an image
     gets half a point more than its authors may have meant. ``exclude`` does not count.
     """
     terms, groups = list[float](), list[Sequence[Detected] | None]()

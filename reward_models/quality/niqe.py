@@ -101,7 +101,7 @@ def _features(image: Grey, normalized: Grey, rows: slice, columns: slice) -> lis
 @functools.cache
 def _photographs(weights: str) -> tuple[Float[np.ndarray, " 36"], Float[np.ndarray, "36 36"]]:
     """Mean and covariance of the features of undistorted photographs. The file is always the same one, since it is
-    compared with its hash, so that two positions replace a reader of MATLAB's format."""
+    compared with its hash, so two positions replace a reader of MATLAB's format."""
     content = (weights_folder("niqe", weights, "niqe") / "niqe_image_params.mat").read_bytes()
     covariance = np.frombuffer(content, "<f8", 36 * 36, 192).reshape(36, 36)
     return np.frombuffer(content, "<f8", 36, 10_624), covariance

@@ -31,7 +31,7 @@ _OTHER_LETTER = re.compile(r"(?<!\w)(?:[A-Z][.:)]|\([A-Za-z]\)|[B-HJ-Z](?!\w|['.
 _YES_NO = re.compile(r"\b(?:yes|no)\b")
 _DENIAL = re.compile(r"\b(?:not|never|cannot|neither|nor)\b|n't\b")
 SLACK = 1e-9
-"""Relative difference below which two numbers are equal, so that no reward depends on rounding."""
+"""Relative difference below which two numbers are equal, so no reward depends on rounding."""
 
 
 @verifier(version=2)

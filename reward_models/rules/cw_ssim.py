@@ -70,7 +70,7 @@ def _windows(values: Complex[np.ndarray, "h w"] | Float[np.ndarray, "h w"], side
 
 @lru_cache(maxsize=16)
 def _filters(height: int, width: int) -> list[list[Float[np.ndarray, "h w"]]]:
-    """For each octave and direction a filter in the frequency domain: one-sided, so that coefficients are complex.
+    """For each octave and direction a filter in the frequency domain: one-sided, so coefficients are complex.
 
     A raised cosine over two octaves, times cos^(ORIENTATIONS - 1) of the angle to the direction (steerable pyramid).
     """

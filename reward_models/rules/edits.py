@@ -121,7 +121,7 @@ def _resized(
     if not 1 / RATIO <= (height * columns) / (width * rows) <= RATIO:
         raise ValueError(
             f"prompt '{prompt.id}': the image that is edited has {width} x {height} pixels and the edit {columns} x "
-            f"{rows}, expected equal ratios of sides, so that their pixels can be compared; set model.height and "
+            f"{rows}, expected equal ratios of sides, so their pixels can be compared; set model.height and "
             "model.width accordingly, or crop the image"
         )
     size = (rows, columns)

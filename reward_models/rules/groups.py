@@ -117,7 +117,7 @@ def code_weighted(
 
     With rho_j the fraction of the group that passes test j, N(rho) = sum_k exp(-(rho - rho_k)^2 / (2 sigma^2)) and
     w_j = exp(-alpha rho_j) / (N(rho_j) + delta): tests that are equally hard share a weight. rho 1, 1 and .2 with alpha
-    2, sigma .1 and delta 0: .0677, .0677 and .6703. The numbers that the paper takes were not found, so that all three
+    2, sigma .1 and delta 0: .0677, .0677 and .6703. The numbers that the paper takes were not found, so all three
     have to be given; its reward of a whole trajectory is ``code``, its sum over turns needs turns.
     """
     every = programs.all_results(prompts, texts(outputs, "code_weighted"), tags)

@@ -38,7 +38,7 @@ def json_fields(answer: str, prompt: Prompt, output: Text) -> float:
     (2 fraction + shorter / longer) / 3 (Think Inside the JSON, arXiv:2502.14905).
 
     Both parts are the paper's, their weights are ours, as the paper's were not found. Lengths are those of the
-    shortest form, so that neither spaces nor the order of keys matters. Gold {a: 1, b: 2, c: 3} and answer {a: 1,
+    shortest form, so neither spaces nor the order of keys matters. Gold {a: 1, b: 2, c: 3} and answer {a: 1,
     b: 5}: 1/3 of the fields, lengths 13 of 19, (2/3 + 13/19) / 3 = .450. Fields of fields count for themselves, as a.b.
     """
     gold = prompt.answer

@@ -73,7 +73,7 @@ def in_digits(text: str) -> str:
 
 def with_digits(text: str) -> str:
     """A text with its only number, one in words up to a hundred, in digits ("the answer is twenty-one" is "the answer
-    is 21", "two thousand" "2 thousand"), so that ``quantity`` reads it; one with digits, with several numbers or with a
+    is 21", "two thousand" "2 thousand"), so ``quantity`` reads it; one with digits, with several numbers or with a
     "one", which may be a pronoun, as it stands."""
     if len(text) > LONGEST or any(character.isnumeric() for character in text):
         return text
@@ -119,7 +119,7 @@ class Quantity:
     factor: Fraction = Fraction(1)
     """The unit in units of its kind."""
     decimals: bool = False
-    """Whether it was written with a decimal point or an exponent, so that it may be rounded."""
+    """Whether it was written with a decimal point or an exponent, so it may be rounded."""
 
     def like(self, other: Quantity) -> Quantity | None:
         """The quantity in the unit of ``other``; a unit that only one of them names is left out. None where the units
@@ -354,7 +354,7 @@ def _fraction(match: re.Match[str]) -> str:
 
 
 def _compatible(character: str) -> str:
-    """A character in its plain form; ½ is " 1/2 ", so that 2½ is not 21/2."""
+    """A character in its plain form; ½ is " 1/2 ", so 2½ is not 21/2."""
     if character in "º˚":
         return "°"
     form = unicodedata.decomposition(character)

@@ -121,7 +121,7 @@ def ordered(query: str) -> bool:
 
 
 def equal(rows: list[list[Any]] | None, gold: list[list[Any]] | None, in_order: bool) -> bool:
-    """Whether two results are the same; numbers to 9 digits, so that no order of additions matters (ours)."""
+    """Whether two results are the same; numbers to 9 digits, so no order of additions matters (ours)."""
     if rows is None or gold is None or len(rows) != len(gold):
         return False
     mine, theirs = ([tuple(map(_value, row)) for row in several] for several in (rows, gold))

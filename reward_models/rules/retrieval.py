@@ -5,7 +5,7 @@
     {"text": "<question and the steps before>", "answer": "Gustave Eiffel"}
 
 A completion asks ``<sub-question>...</sub-question>`` and ``<ret>...</ret>``, or answers in ``<answer>...</answer>``.
-Rows are single steps of traces, as its released training data is, so that a group has one beginning.
+Rows are single steps of traces, as its released training data is, so a group has one beginning.
 """
 
 from __future__ import annotations

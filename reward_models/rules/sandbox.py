@@ -27,7 +27,7 @@ def outcomes(job: Mapping[str, Any], seconds: int = 2, memory: int = 256) -> lis
     """The outcomes of a job, {"status": "done", "error", "syntax" or "limit", ...} for each of its parts.
 
     ``seconds`` of CPU time and ``memory`` in MiB are those of each part. RuntimeError where the process could not be
-    confined, so that nothing was run, and where it ends without outcomes, which no program can make it do.
+    confined, so nothing was run, and where it ends without outcomes, which no program can make it do.
     """
     parts = len(job.get("tests", (0,)))
     process = subprocess.Popen(

@@ -90,7 +90,7 @@ def _components(on: Bool[np.ndarray, "height width"]) -> tuple[Int[np.ndarray, "
             i = parent[i]
         return i
 
-    # Runs are ordered by row and start, so that the first run above which may touch run i only moves forward.
+    # Runs are ordered by row and start, so the first run above which may touch run i only moves forward.
     above = 0
     for i, (row, start, end) in enumerate(runs):
         while runs[above][0] < row - 1 or (runs[above][0] == row - 1 and runs[above][2] <= start):

@@ -7,7 +7,7 @@ character is a word. The reference is empty where the recording has no speech; W
 hypothesis then. ``cap`` bounds it, because a single looping hypothesis would otherwise dominate the statistics of its
 group.
 
-All samples of a group share one reference, so that ``neg_wer``, ``one_minus_wer`` and (without a cap) ``neg_errors``
+All samples of a group share one reference, so ``neg_wer``, ``one_minus_wer`` and (without a cap) ``neg_errors``
 give equal advantages where rewards are divided by the std of the group, and different ones where they are not.
 """
 

@@ -343,7 +343,7 @@ MEASURES = frozenset(
 LONGEST = 100
 """Digits and marks of a number that is read; a longer one is compared as it is written."""
 _COMMA, _BREAK = ",", "."
-"""Where punctuation separates words, so that "twenty, five" is not 25."""
+"""Where punctuation separates words, so "twenty, five" is not 25."""
 _MONEY = re.compile(
     r"([$€£¥₹₩])\s?(\d+(?:\.\d+|(?:/\d+)*))(?![\d./]*\d)((?:\s|-)(?:hundred|thousand|[mb]illion|trillion)\b)?"
 )

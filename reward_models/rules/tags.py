@@ -75,7 +75,7 @@ def enclosed(text: str, first: str, *between: str, last: str) -> str | None:
     patterns ``between`` in their order; None where one of them is missing.
 
     As the group of a match of ``first.*?a.*?b(.*?)last`` with the whole text, but in linear time: the earliest matches
-    leave the most room, so that no others need be tried.
+    leave the most room, so no others need be tried.
     """
     place = len(first)
     if not text.startswith(first):

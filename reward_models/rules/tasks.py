@@ -1,4 +1,4 @@
-"""Verifiable tasks by name, chosen row by row, so that a batch may mix grounding with arithmetic.
+"""Verifiable tasks by name, chosen row by row, so a batch may mix grounding with arithmetic.
 
     {"text": "Where is the cat?", "task": "box_iou", "answer": [10, 20, 90, 80],
      "coordinates": "relative_1000", "size": [480, 640]}

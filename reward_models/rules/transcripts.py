@@ -90,7 +90,7 @@ def language_of(prompt: Prompt) -> str:
 
 def rule_for(prompt: Prompt, normal: str, reference: str) -> str:
     """The name of the rule of a row. ValueError for ``english`` and a reference in other letters, of which that rule
-    drops marks and counts a sentence as a word, so that wrong transcripts would be worth as much as right ones."""
+    drops marks and counts a sentence as a word, so wrong transcripts would be worth as much as right ones."""
     if normal == "english" and (other := script_rule(reference)) != "english":
         raise ValueError(
             f"prompt '{prompt.id}': normal='english' does not fit the letters of its reference {reference[:40]!r}; "

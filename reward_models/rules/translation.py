@@ -34,7 +34,7 @@ def sentence_bleu(
 ) -> list[float]:
     """Sentence BLEU / 100, in [0, 1] (the reward of arXiv:2509.16990). An empty hypothesis is worth 0.
 
-    The order is effective: n-gram orders above the length of the sentence are left out, so that a correct answer of one
+    The order is effective: n-gram orders above the length of the sentence are left out, so a correct answer of one
     word is worth 1 (with order 4 throughout it would be 0). ``tokenize`` is one of ``TOKENIZERS``.
     """
     return _sentences(_bleu(tokenize, lowercase, True), prompts, outputs, "sentence_bleu")

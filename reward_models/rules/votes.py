@@ -123,7 +123,7 @@ def votes(
     """p(answer) - ``entropy`` H / log K: the share of the prompt's samples with the same answer, less the entropy of
     the votes over its K different answers, in [0, 1]; H in nats if not ``normalized``. TTRV (arXiv:2510.06783).
 
-    A, A, B, C: H is 1.040, and H / log 3 = .946, so that A has -.210 and the others -.460. Within one prompt the
+    A, A, B, C: H is 1.040, and H / log 3 = .946, so A has -.210 and the others -.460. Within one prompt the
     entropy is the same for all and cancels against a group's mean: it acts across prompts, with another baseline.
     .75 and log K are those of the released code, while the paper's text has H in nats. 0 votes for a completion without
     an answer; None where fewer than two samples could vote.
@@ -160,7 +160,7 @@ def majority(
     """1 for the answer with the most votes and 0 for others: the majority as label (TTRL, arXiv:2504.16084).
 
     ``by="contrast"``: the votes are those of samples of the changed prompt, a paraphrase or another view of the image
-    (``sampling.contrast``), so that no sample votes for itself (Co-Reward, arXiv:2508.00410). ``ties``: two answers
+    (``sampling.contrast``), so no sample votes for itself (Co-Reward, arXiv:2508.00410). ``ties``: two answers
     with equally many votes have 1/2 each (``split``), no label (``exclude``), or the first row's is the label
     (``first``, Co-Reward's released code, which depends on the order of rows). No label, None, where the share of
     the majority is not in [``least``, ``most``] (SPELL, arXiv:2509.23863: .51 and .99) or nobody voted.
@@ -279,7 +279,7 @@ def roles(
         if found and convergent and not prompt.meta.get("divergent"):
             found = [found[winner([normal(part) for part in found])]]
         spans.append(range(len(asked), len(asked) + len(found)))
-        # A text without any is read too, so that a row that has no answer is an error whatever was said.
+        # A text without any is read too, so a row that has no answer is an error whatever was said.
         asked += [(prompt, Text(f"<answer>{part}</answer>")) for part in found or [""]]
     values = task([prompt for prompt, _ in asked], [text for _, text in asked], tags)
     return [sum(values[place] for place in span) / len(span) if span else 0.0 for span in spans]

@@ -155,7 +155,7 @@ def nearest_distance(
 
 
 def log_volume(rows: Tensor) -> float:
-    """log det(I + K), K the cosines of the rows: monotone and submodular, so that repetition gains least.
+    """log det(I + K), K the cosines of the rows: monotone and submodular, so repetition gains least.
 
     Orthogonal rows: n log 2. Two equal rows: log 3 = 1.099 in place of 1.386.
     """
@@ -223,7 +223,7 @@ def check_step_coverage(of: str = "words", **more: str) -> None:
 
 def bleu(one: Sequence[str], other: Sequence[str]) -> float:
     """exp(sum_n w_n log p_n) times the brevity penalty, p_n the clipped precision of n-grams plus one in numerator and
-    denominator, so that none is 0 (the smoothing is ours)."""
+    denominator, so none is 0 (the smoothing is ours)."""
     if not one or not other:
         return 0.0
     total = 0.0

@@ -23,7 +23,7 @@ def frame_smoothness(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> li
     """1 - the mean distance of every second frame from the mean of its neighbours, in [0, 1]; the prompt is not read.
 
     VBench's motion smoothness (arXiv:2311.17982) predicts that frame with a network; the mean of two frames stands in
-    for it here, so that fast but smooth motion counts as rough, and values cannot be compared with VBench's. NaN for
+    for it here, so fast but smooth motion counts as rough, and values cannot be compared with VBench's. NaN for
     fewer than three frames, and for ones that are not finite.
     """
     values = []

@@ -205,7 +205,7 @@ def contrast(rows: Tensor, functional: Callable[[Tensor], float]) -> list[bool]:
     algorithm 1): D+ is the half with the larger F, and then pair by pair the i-th rows of both change places where that
     raises F(D+).
 
-    For F = -|mean - 1|, D1 = {0, 4} and D2 = {1, 3}: both have F = -1, so that D1 is D+; 1 for 0 would make it worse, 3
+    For F = -|mean - 1|, D1 = {0, 4} and D2 = {1, 3}: both have F = -1, so D1 is D+; 1 for 0 would make it worse, 3
     for 4 raises F to -0.5, and D+ = {0, 3}.
     """
     half = len(rows) // 2

@@ -1,7 +1,7 @@
 """DistillMOS (arXiv:2502.05356): Microsoft's predictor of the mean opinion score of speech, distilled from XLS-R.
 
 The weights are those of the package distillmos 0.9.1 (MIT), read from its wheel: the package itself imports torchaudio.
-It was trained on other recordings than DNSMOS, so that one of them can be trained on and the other held out.
+It was trained on other recordings than DNSMOS, so one of them can be trained on and the other held out.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def spoken(prompt: Prompt) -> tuple[str, str]:
 def spoken_log_prob(prompts: Sequence[Prompt], outputs: Sequence[Output], path: str = "") -> list[float]:
     """Mean log-probability per token of the prompt's text, given the recording: in nats, at most 0.
 
-    It is continuous, so that sounds with equal transcripts still differ. It replaces log p(text | sound) of DMOSpeech 2
+    It is continuous, so sounds with equal transcripts still differ. It replaces log p(text | sound) of DMOSpeech 2
     (arXiv:2507.14988), whose CTC recognizer is not public.
     """
     whisper = recognizer(path)

@@ -58,7 +58,7 @@ class XVectorEncoder:
 
         Recordings are embedded one by one, because neither way of padding a batch leaves an embedding unchanged. With
         ``feat_extract_norm="group"`` (wavlm-base) the first layer normalizes over time, padding included. And for an
-        attention mask transformers computes the lengths after the time delay network without its dilation, so that
+        attention mask transformers computes the lengths after the time delay network without its dilation, so
         the statistics of a padded recording include frames of its padding (6 with the usual dilations 1, 2, 3, 1, 1).
         """
         if len(samples) < self.shortest:

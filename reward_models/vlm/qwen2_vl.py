@@ -151,7 +151,7 @@ def read_base(base: str, tokens: Sequence[str], reward: str) -> tuple[Any, Any]:
 
 
 def precision_of(dtype: str, device: str, reward: str) -> torch.dtype:
-    """The precision of a reward's network: as asked, else float32 on the CPU and bfloat16 elsewhere, so that scores of
+    """The precision of a reward's network: as asked, else float32 on the CPU and bfloat16 elsewhere, so scores of
     both differ by 0.5 to 5 percent (tiny models); ValueError for an unknown one."""
     if dtype not in ("", "float32", "bfloat16", "float16"):
         raise ValueError(f"{reward}: got dtype {dtype!r}, expected float32, bfloat16, float16 or '' (by the device)")

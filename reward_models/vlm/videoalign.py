@@ -85,7 +85,7 @@ def videoalign(
     device: str = "cpu",
 ) -> list[float]:
     """VQ, MQ, TA, or their sum (``overall``), of each clip for its prompt: standardized by the model's own mean and
-    deviation, so that 0 is an average clip and negative values are ordinary; NaN for broken frames and single ones.
+    deviation, so 0 is an average clip and negative values are ordinary; NaN for broken frames and single ones.
 
     ``fps`` frames a second are seen, by default as many as in training (2), four at least; values at other rates
     cannot be compared. ``dtype``: float32, bfloat16 or float16; by default float32 on a CPU and bfloat16 elsewhere,

@@ -7,7 +7,7 @@ Rectified flow (``scripts.pretrain.flow``) on edits of rendered scenes (``mmgrpo
 scenes, whose projection of patches has three further channels for the source, zero at the start (InstructPix2Pix,
 arXiv:2211.09800), and whose word encoder has the word "make". All targets are right.
 
-It is stopped after half of its schedule, so that it fails sometimes: 3.5 CPU minutes on one core of an AMD EPYC (2.9 M
+It is stopped after half of its schedule, so it fails sometimes: 3.5 CPU minutes on one core of an AMD EPYC (2.9 M
 parameters, 5.8 MB). After 100, 200 and 300 steps .34, .38 and .53 of the tuning edits were exact in four steps of the
 ODE. All edits occur, the held-out ones too, with other images: they are held out from reinforcement learning and from
 the choice of its settings.

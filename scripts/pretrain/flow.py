@@ -51,7 +51,7 @@ class Loop:
     ema: float = 0.995
     """Decay of the moving average of the weights, which is saved."""
     dropout: float = 0.1
-    """Fraction of samples with the empty prompt, so that classifier-free guidance is possible."""
+    """Fraction of samples with the empty prompt, so classifier-free guidance is possible."""
     shift: float = 3.0
     """Time shift t = shift u / (1 + (shift - 1) u) of logit-normal u in training; the scheduler's is ``SHIFT``."""
     start: str = ""

@@ -4,7 +4,7 @@
 
 Two kinds: what a thing is, and whether a review is positive. A row is a conversation that begins with another question
 of its kind and its answer, from the training rows, which shows the form. Things, what is reviewed and what is said of
-it are divided among the three files before questions are made, so that held-out questions share their frame with those
+it are divided among the three files before questions are made, so held-out questions share their frame with those
 for training, and nothing else.
 """
 

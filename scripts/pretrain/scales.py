@@ -11,9 +11,9 @@ where what colour is, which the finest draws: fitted to the residuals of whole p
 512 codes a scale bring 96 % of 200 scenes back as they were, where patches bring all, and have 5.9 nats in place of
 2.0.
 
-As of the other small models, some colours and shapes are drawn more often than others, so that the model succeeds
+As of the other small models, some colours and shapes are drawn more often than others, so the model succeeds
 sometimes for most prompts, and all sentences occur: the held-out prompts are held out from reinforcement learning
-only. A tenth of the images have no class, so that classifier-free guidance is possible.
+only. A tenth of the images have no class, so classifier-free guidance is possible.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
 What it is: a ``JanusForConditionalGeneration`` of 0.6 M parameters that reads a sentence word by word and draws the
 8 x 8 codes of an image, with cross-entropy on rendered scenes of one thing (kinds ``one`` and ``many``). A code is one
 of 256 patches of 4 x 4 pixels (k-means), and the enlarger of the other small model draws them at 64 x 64 pixels. As
-there, some colours and shapes are drawn more often than others, so that the model succeeds sometimes for most prompts,
+there, some colours and shapes are drawn more often than others, so the model succeeds sometimes for most prompts,
 and all sentences occur: the held-out prompts are held out from reinforcement learning only. A tenth of the prompts are
-replaced by padding, so that classifier-free guidance is possible. The weights are saved in half precision, without a
+replaced by padding, so classifier-free guidance is possible. The weights are saved in half precision, without a
 VQ model; 13 CPU-minutes (AMD EPYC with AVX2), to a loss of .102 a code.
 
 A network of width 96 with 2 layers is too small for as many minutes: after 1,200 steps at a peak rate of 3e-3 (4.2
@@ -55,7 +55,7 @@ class Schedule:
     warmup: int = 100
     """Warm-up steps."""
     dropout: float = 0.1
-    """Fraction of images whose prompt is left out, so that classifier-free guidance is possible."""
+    """Fraction of images whose prompt is left out, so classifier-free guidance is possible."""
     every: int = 250
     """Steps between evaluations, after which the model is saved."""
     threads: int = 1

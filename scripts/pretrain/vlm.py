@@ -33,7 +33,7 @@ import tyro
 from mmgrpo.cli.errors import enter
 
 PATCH = 8
-"""Side of a patch in pixels; four are a token, so that an image has 16."""
+"""Side of a patch in pixels; four are a token, so an image has 16."""
 
 THETA = 10.0
 """Base of the rotary positions. With the usual 10,000 the axis of the width of so small a head turns by less than 0.004

@@ -1,6 +1,6 @@
 """Rewards as they should not be. ``SCORES`` and ``ERRORS`` say what comes of each: the right score, or which error.
 
-The right score of a picture is the mean of its pixels. ``any_of`` calls the reward that the first prompt names, so that
+The right score of a picture is the mean of its pixels. ``any_of`` calls the reward that the first prompt names, so
 one process serves for all.
 """
 

@@ -90,7 +90,7 @@ def test_a_playlist_does_not_lead_to_another_file(tmp_path, valid):
         path = written(tmp_path / name, text.encode())
         refused("video", path)
         refused("audio", path)
-    # FFmpeg left to itself follows some of them, so that the test could fail.
+    # FFmpeg left to itself follows some of them, so the test could fail.
     followed = 0
     for name in ("hls.m3u8", "concat.mp4"):
         with av.open(str(tmp_path / name), options={"allowed_extensions": "ALL"}) as container:

@@ -1,6 +1,6 @@
 """Runs in processes of their own that are killed, stopped or denied the disk at a chosen moment.
 
-A warm process that has imported everything forks one child per run, so that a trial takes seconds. A child counts its
+A warm process that has imported everything forks one child per run, so a trial takes seconds. A child counts its
 operations on files below one folder (audit events of Python) and is killed at the n-th, or gets an error from there on.
 """
 

@@ -113,7 +113,7 @@ def wheel(built) -> Path:
 def installed(wheel, tmp_path_factory) -> Iterator[Installed]:
     """The wheel in an environment of its own, which borrows every other package from the one that runs the tests.
 
-    A folder that a .pth file names is searched, but its own .pth files are not read, so that a development install
+    A folder that a .pth file names is searched, but its own .pth files are not read, so a development install
     of mmgrpo in there does not bring the checkout along.
     """
     folder = tmp_path_factory.mktemp("environment")

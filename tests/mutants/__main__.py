@@ -74,7 +74,7 @@ def environment(copy: Path) -> dict[str, str]:
 
 @contextmanager
 def copied() -> Iterator[Path]:
-    """A copy of the repository, so that no mutant is ever in the checkout."""
+    """A copy of the repository, so no mutant is ever in the checkout."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = Path(folder) / "repository"
         left_out = shutil.ignore_patterns(".git", ".venv", "runs", "build", "dist", ".*_cache")

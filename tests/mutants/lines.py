@@ -106,7 +106,7 @@ class Plugin:
 
 
 def forget() -> None:
-    """Empty the caches of functions, so that the first test of every file runs what is cached."""
+    """Empty the caches of functions, so the first test of every file runs what is cached."""
     ours = [module for name, module in list(sys.modules.items()) if name.split(".")[0] in FOLDERS]
     for one in [value for module in ours for value in list(vars(module).values())]:
         if callable(getattr(type(one), "cache_clear", None)):

@@ -24,7 +24,7 @@ def tiny(folder: str | Path, kind: str = "wav2vec2", seed: int = 0) -> str:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = AutoModelForCTC.from_config(config_of(len(processor.tokenizer), processor.tokenizer.pad_token_id))
-        # With the default initialization the output hardly depends on the recording, so that no test could detect it.
+        # With the default initialization the output hardly depends on the recording, so no test could detect it.
         for name, parameter in network.named_parameters():
             if name.endswith("head.weight"):
                 parameter.data *= 16

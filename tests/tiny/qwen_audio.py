@@ -26,7 +26,7 @@ def letter_tokenizer(special: Sequence[str]) -> Any:
 
 
 def amplify(network: nn.Module) -> None:
-    """Multiply the matrices: with the default initialization the output hardly depends on the recording, so that no
+    """Multiply the matrices: with the default initialization the output hardly depends on the recording, so no
     test could detect it."""
     for parameter in network.parameters():
         if parameter.dim() > 1:

@@ -250,7 +250,7 @@ def test_replayed_images_are_files_of_the_run(kind, tmp_path):
 
 
 def test_a_damaged_older_checkpoint_stops_no_run_and_costs_no_sample(tmp_path, capsys):
-    """Which samples it names is not known, so that all are kept until it is gone."""
+    """Which samples it names is not known, so all are kept until it is gone."""
     changes = {"replay": "replay(count=2, strategy='highest', capacity=10)", "steps": 7}
     first = run("matching", tmp_path / "run", **changes)
     for _ in range(2):

@@ -192,7 +192,7 @@ def test_inside_the_core_no_arrow_runs_up():
     arrows = room_arrows(TREES)
     floors = floors_of(arrows)
     above = {room: others - floors.keys() for room, others in arrows.items() if room not in floors}
-    assert above == {}, "these rooms import each other in a circle, so that an arrow between them runs up"
+    assert above == {}, "these rooms import each other in a circle, so an arrow between them runs up"
     assert {room for room in ("files", "randomness", "statistics", "types") if floors[room]} == set()
     assert floors["config"] == 1 and arrows["config"] <= {"files", "randomness", "statistics", "types"}
     assert max(floors, key=floors.__getitem__) == "cli"

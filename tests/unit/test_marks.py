@@ -109,7 +109,7 @@ def test_a_share_is_spread_over_its_characters_whatever_the_tokens_of_the_judge_
 
 
 def test_a_shared_reward_trains_beside_a_critic(tmp_path):
-    """ABC, arXiv:2402.00782: V begins at 0, so that with lambda 0 the advantage is what a token earned."""
+    """ABC, arXiv:2402.00782: V begins at 0, so with lambda 0 the advantage is what a token earned."""
     credit = "share_gae(by='judge', beta=.5, lam=0, whiten=False)"
     batch = round_of(tmp_path, credit=credit, remarks=shared, networks=["critic(lr=1e-2)"])
     [rollout] = batch.rollouts

@@ -272,7 +272,7 @@ def test_weights_begin_balanced_move_with_the_losses_and_a_resumed_run_repeats_t
     resumed.fit()
     for name, parameter in whole.trained.items():
         assert torch.equal(parameter, resumed.trained[name]), name
-    first = seen[0].decisions  # both losses are ln 2, so that each group counts a half: 4 / 3 and 4 / 1 times it
+    first = seen[0].decisions  # both losses are ln 2, so each group counts a half: 4 / 3 and 4 / 1 times it
     category = (first.fields["prompt_index"] == 3).long()
     assert first.fields["category_weight"].tolist() == pytest.approx([(2 / 3, 2.0)[one] for one in category.tolist()])
     shown = lines(tmp_path / "whole")

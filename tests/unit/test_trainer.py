@@ -32,7 +32,7 @@ def gradients(policy: DenoisingPolicy) -> torch.Tensor:
 
 
 def judged_batch(made):
-    """A round of the trainer, and the policy moved away from where it sampled, so that ratios are not one."""
+    """A round of the trainer, and the policy moved away from where it sampled, so ratios are not one."""
     from mmgrpo.rollout import sample_round
 
     batch = sample_round(
@@ -181,7 +181,7 @@ def test_a_trainer_that_is_off_its_sampler_reports_by_how_much_and_warns(objecti
 @pytest.mark.parametrize("objective", ["ppo(low=1e-3, high=1e-3)", "gspo(low=1e-3, high=1e-3)"])
 def test_further_updates_of_a_round_compare_with_log_probs_of_training(objective, plan, tmp_path, monkeypatch):
     """Training computes log-probs that are log(1.25) above those of sampling: no ratio of two of training's holds it,
-    so that four updates of a round leave the same weights as without it."""
+    so four updates of a round leave the same weights as without it."""
     score, weights, gap = DenoisingPolicy.score, [], 0.0
 
     def shifted(self, *given):

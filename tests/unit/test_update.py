@@ -102,7 +102,7 @@ class Leaf:
         raise AssertionError("nothing is saved here")
 
     def split(self, loss_mask: Tensor, limit: int) -> Iterator[Entries]:
-        """Entry by entry, so that no part ever holds a whole row."""
+        """Entry by entry, so no part ever holds a whole row."""
         for entry in loss_mask.nonzero().split(limit):
             if len(entry):
                 yield Entries(entry[:, 0], entry[:, 1])

@@ -1,6 +1,6 @@
 """The papers and the state of their implementation: one record each, in the YAML files of this folder, one per area.
 
-A record stands under its id, in the order of the ids, so that two people rarely write at the same place:
+A record stands under its id, in the order of the ids, so two people rarely write at the same place:
 
     gfpo:
       title: "GFPO: Sample More to Think Less"      a short name before the first colon

@@ -5,7 +5,7 @@ Speed, not learning; beside it what others report of their runs (mmgrpo/catalogu
     mmgrpo bench gpu --toy                # tiny networks, for a machine without one
 
 Every network is written as a checkpoint of random weights first: a tiny one of its family, whose configuration is given
-the published sizes. Text encoders and VAEs stay tiny, so that a round is the network's own. One round is warm-up; one
+the published sizes. Text encoders and VAEs stay tiny, so a round is the network's own. One round is warm-up; one
 more is run under a counter of floating-point operations, backward passes included, and its seconds do not count; on a
 card torch also counts in it how often the host waits for the device.
 """

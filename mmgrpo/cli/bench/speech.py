@@ -3,7 +3,7 @@
     mmgrpo bench speech                   # the real Whisper tiny.en on embedded clips
 
 All train the decoder of one Whisper with a frozen encoder, on the same clips with the same seeds, and alternate round
-by round in one process. The learning rate is negligible, so that all produce the same transcripts.
+by round in one process. The learning rate is negligible, so all produce the same transcripts.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def prepare(args: Args, folder: Path) -> int:
 
 
 def measure(contest: Contest) -> dict[str, Any]:
-    """Measure one contestant in a separate process, so that its peak memory is its own."""
+    """Measure one contestant in a separate process, so its peak memory is its own."""
     python = python_with_vllm() if contest.contestant == ENGINE else sys.executable
     if not python:
         return {**{name: getattr(contest, name) for name in ("contestant", "before", *COMMON)}, "missing": MISSING}

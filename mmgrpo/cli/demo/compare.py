@@ -147,7 +147,7 @@ def compare(
 def request(policy: Policy, prompt: Prompt, start: int, size: int, seed: int) -> Request:
     """Samples ``start`` to ``start + size - 1`` of a prompt.
 
-    Every sample has a slot of its own, so that the noise of sample k does not depend on the count, and is that of
+    Every sample has a slot of its own, so the noise of sample k does not depend on the count, and is that of
     ``mmgrpo sample`` for equal prompts. A policy of tokens draws a batch as one group, whose prompt is encoded once.
     """
     if isinstance(policy, TokenPolicy):
@@ -315,7 +315,7 @@ def status_of(made: Comparison | None, doing: str = "") -> str:
     same = ", the same for both models" if both else ""
     several = "1 sample" if made.total == 1 else f"{made.total} samples"
     text = f"{several}, {noise}{same}." if made.done else f"{made.drawn} of {several} drawn."
-    alone = "" if both else " There is no trained model here, so that only the base is shown."
+    alone = "" if both else " There is no trained model here, so only the base is shown."
     return parts.status(f"{text}{alone} {doing}".strip())
 
 

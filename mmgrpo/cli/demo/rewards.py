@@ -309,7 +309,7 @@ def look(file: str | None, text: str | None) -> tuple[str, Any, Any]:
 
 
 def value_all(opened: Opened, names: Sequence[str], prompt: Prompt, output: Output, say: Any) -> Iterator[list[Score]]:
-    """The scores so far, after each reward, so that others can come between and the visitor can stop."""
+    """The scores so far, after each reward, so others can come between and the visitor can stop."""
     scores: list[Score] = []
     for place, name in enumerate(names):
         say((place, len(names)), desc=name, unit="rewards")

@@ -293,7 +293,7 @@ def details_html(looks: Sequence[Look]) -> str:
 
 
 def details(look: Look) -> tuple[str, str, list[str]]:
-    """The name of a run, and its parts, or the problem that it has: files can be of any form, so that a table can be
+    """The name of a run, and its parts, or the problem that it has: files can be of any form, so a table can be
     impossible."""
     if look.run is None:
         return look.name, look.problem, []

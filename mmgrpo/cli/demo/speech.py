@@ -180,7 +180,7 @@ def recordings(prompt: Prompt, drawn: Mapping[str, Side]) -> dict[str, str]:
 
 
 def waveform(audio: Audio, share: float) -> str:
-    """The peaks of a recording as SVG; ``share`` of the width of the longest one, so that durations can be compared."""
+    """The peaks of a recording as SVG; ``share`` of the width of the longest one, so durations can be compared."""
     count = max(2, round(BARS * share))
     peaks = [float(part.abs().max()) for part in audio.samples.mean(0).tensor_split(count) if part.numel()]
     heights = [max(1.0, 52 * peak / max([*peaks, 1e-6])) for peak in peaks]

@@ -48,7 +48,7 @@ from mmgrpo.types import Image, Media, Prompt, Text, Turn
 
 SIDE = 320
 """Longer side of an image with boxes in CSS pixels; it fits a narrow screen."""
-ABOUT = """Ask the model before and after training the same question. Both answer with the same random numbers, so that
+ABOUT = """Ask the model before and after training the same question. Both answer with the same random numbers, so
 what differs is what training changed."""
 TAGS = re.compile(r"(&lt;/?(?:think|answer|reasoning)&gt;)")
 """Tags of a completion's form, after escaping."""
@@ -70,7 +70,7 @@ def ask(
     temperature: float,
     seed: int,
 ) -> Iterator[tuple[Comparison, str]]:
-    """The comparison so far, and mark-up of its answers. At temperature 0 all answers are equal, so that one is
+    """The comparison so far, and mark-up of its answers. At temperature 0 all answers are equal, so one is
     drawn."""
     look_up(opened, name)
     if not 0 <= temperature <= 2:

@@ -356,7 +356,7 @@ def tab(opened: Opened) -> None:
 
     every = [*buttons.values(), stop]
     fresh = [place, typed, counts, trial, asked, sides, reveal, *every]
-    # Without a trigger it also runs when the page is opened, so that nothing is read before.
+    # Without a trigger it also runs when the page is opened, so nothing is read before.
     gr.on(None, choose, pair, fresh, show_progress="hidden", **PRIVATE)
     choices = [pair, place, typed]
     drawing = more.click(draw, [*choices, ready], [ready, trial, asked, sides, reveal, *every], **computing("vote"))

@@ -86,7 +86,7 @@ def whole_lines(stream: BinaryIO) -> int:
 def stored(output: Output, file: Path) -> Any:
     """An output as a value of a line: a text itself, else the name of a file relative to that of the votes.
 
-    Files are named by their content, so that one image is stored once.
+    Files are named by their content, so one image is stored once.
     """
     if isinstance(output, Text):
         return {"text": output.whole}

@@ -17,7 +17,7 @@ ARITHMETIC = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-"""What is computed of numbers, so that sizes that are written as fractions of each other can be read."""
+"""What is computed of numbers, so sizes that are written as fractions of each other can be read."""
 
 LARGEST = 1e9
 """Largest number that is computed with."""

@@ -155,7 +155,7 @@ def follow(words: list[str], scopes: list[Variables]) -> list[str]:
 
 
 def opened(word: str) -> list[str]:
-    """``NAME=(a`` as ``NAME=(`` and ``a``, so that each item of an array is a word."""
+    """``NAME=(a`` as ``NAME=(`` and ``a``, so each item of an array is a word."""
     match = re.fullmatch(r"([A-Za-z_]\w*\+?=\()(.+)", word, re.DOTALL)
     return [match[1], match[2]] if match else [word]
 

@@ -76,7 +76,7 @@ def batch(draft: Draft) -> None:
     if rollout // step > rollout // group:
         draft.warn(
             f"{rollout // step} updates of {rollout // group} prompts: ours cut a rollout between groups, not within "
-            "them, so that optim.updates is lowered; group_size can be lowered instead"
+            "them, so optim.updates is lowered; group_size can be lowered instead"
         )
         draft.set("optim.updates", rollout // group, *of)
 
@@ -141,7 +141,7 @@ def data(draft: Draft) -> None:
         train = location if "@" not in location else location.partition("@")[0] + f"@{draft['dataset_train_split']}"
         draft.set("data.train", train, "dataset_name", "dataset_config", "dataset_train_split")
     if name and known != "no" and str(name).endswith(FILES):
-        ask = f"{name} has no splits, so that held-out prompts are a file of their own: name it"
+        ask = f"{name} has no splits, so held-out prompts are a file of their own: name it"
         draft.ask("data.heldout", ask, "dataset_test_split", "eval_strategy")
     elif name and known != "no":
         held = where(str(name), f":{config}" if config else "").partition("@")[0] + f"@{draft['dataset_test_split']}"

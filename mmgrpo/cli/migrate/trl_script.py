@@ -3,7 +3,7 @@
 Read are the keywords of ``GRPOConfig``, ``LoraConfig`` and ``GRPOTrainer``, wherever they are written, where each is a
 literal or follows from literals: a variable that is assigned once, an argument's default (``argparse``, ``dataclass``,
 parameters of a function), an entry of a dictionary, an f-string, sums and products of numbers. Everything else is
-listed as text, so that the recipe asks for it.
+listed as text, so the recipe asks for it.
 """
 
 from __future__ import annotations

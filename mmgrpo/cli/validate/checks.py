@@ -32,7 +32,7 @@ MEMORY = 1.25
 """Largest share of the estimate that the peak may be; what the libraries themselves need is not in it."""
 STEPS, GROUP = 3, 4
 DISTURBANCE = 0.05
-"""Standard deviation of what is added to adapters, or share of their size that is added to other weights, so that an
+"""Standard deviation of what is added to adapters, or share of their size that is added to other weights, so an
 exported model differs from its base by more than rounding."""
 
 
@@ -260,7 +260,7 @@ def exports(job: Job) -> Measured:
     if difference <= tolerance and job.effect <= 2 * tolerance:
         raise Skipped(
             f"written as {form}; the weights change the sample by {job.effect:.2g} only, within the tolerance of "
-            f"{tolerance:g}, so that the library's {difference:.2g} shows nothing"
+            f"{tolerance:g}, so the library's {difference:.2g} shows nothing"
         )
     return Measured(difference, tolerance, f"{form}; the checkpoint without it differs by {job.effect:.3g}")
 

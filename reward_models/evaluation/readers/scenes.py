@@ -1,7 +1,7 @@
 """The preference set of the embedded scenes: pairs of images of which one is better by a stated rule, from seeds.
 
 A row is {"prompt", "category", "left", "right", "label"}; an image is {"scene": sentence, "seed": number} and
-optionally {"damage": [name, strength]}, and is drawn when it is read, so that the set is a few kilobytes of text.
+optionally {"damage": [name, strength]}, and is drawn when it is read, so the set is a few kilobytes of text.
 
 The rule: the image that shows what the prompt says is better; of two that do, the undamaged one is better; two
 undamaged images that both do are tied.
@@ -51,7 +51,7 @@ def rows(path: str) -> Iterator[Row]:
 
 
 def scene_pair(row: Row) -> Comparison:
-    """A pair of drawn images, with the scene as the prompt's answer, so that verifiers can score them too."""
+    """A pair of drawn images, with the scene as the prompt's answer, so verifiers can score them too."""
     try:
         prompt = replace(scenes.prompt(scenes.parse(row.text("prompt"))), id=row.place)
         sides = tuple(draw(row.object(side).values) for side in ("left", "right"))

@@ -56,7 +56,7 @@ def visual_recipe(name: str, model: Path, output: Path, media: Path) -> list[obj
         more = ["--algorithm.kl-weight", f"uncertain_part({parts})"]
     if name == "flow_opd":  # a teacher that is there
         more = ["--algorithm.networks", f"frozen(path='{output / 'flow_grpo' / 'model'}')"]
-    # With a visible step and no average, so that the LoRA that is saved draws something else.
+    # With a visible step and no average, so the LoRA that is saved draws something else.
     tokens = families()[family].sections.process == "tokens"
     steps = [] if tokens else ["--sampling.evaluation-steps", 2, "--sampling.forward-batch-size", 256]
     visible = ["--optim.lr", 0.1, "--optim.ema", 0] if name == "flow_grpo" else []

@@ -140,7 +140,7 @@ WINDOW = "uniform over the first step of the window"
             {"sample.sde_window_size": 1, "sample.sde_window_range": [0, 30], "sample.num_steps": 50},
             {"sampling.steps": 50, "sampling.plan": ("random_window(size=1, before=0.59, shared_noise=False)", WINDOW)},
             [],
-            [],  # 29 / 50 * 50 is 28.999999999999996, so that half a step is added
+            [],  # 29 / 50 * 50 is 28.999999999999996, so half a step is added
         ),
         (
             {"sample.sde_window_size": 4, "sample.sde_window_range": [3, 2]},

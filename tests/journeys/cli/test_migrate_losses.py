@@ -294,7 +294,7 @@ def test_the_filtering_of_easyr1(settings: dict[str, Any], sampler: str | None, 
     [
         ({}, {}, []),
         ({"clip_ratio_c": 5}, {"objective": DUAL.format(0.2, 5.0)}, []),
-        # Each end has a default of its own, so that clip_ratio counts where an end is null.
+        # Each end has a default of its own, so clip_ratio counts where an end is null.
         ({"clip_ratio": 0.5}, {}, []),
         ({"clip_ratio": 0.5, "clip_ratio_high": None}, {"objective": DUAL.format(0.5, 3.0)}, []),
         ({"policy_loss.loss_mode": "clip_cov"}, {}, [f"loss_mode clip_cov {NOT}"]),

@@ -87,7 +87,7 @@ def test_the_first_rule_that_holds_counts_and_texts_are_filled():
 
 @pytest.mark.parametrize("project", PROJECTS)
 def test_rules_name_settings_and_blocks_that_exist(project: str):
-    """Every rule is applied without its conditions, so that no name in it is unknown."""
+    """Every rule is applied without its conditions, so no name in it is unknown."""
     theirs = table(project)
     assert theirs.preset in PRESETS
     for rules in theirs.rules.values():

@@ -158,7 +158,7 @@ TEXT += ["--data.prompts-per-step", "4", "--optim.epochs", "3", "--steps", "13"]
 
 
 def test_the_costs_of_a_run_are_those_of_its_rollouts():
-    """Six optimizer steps each, so that thirteen need three."""
+    """Six optimizer steps each, so thirteen need three."""
     assert arithmetic(read([*TEXT, "--optim.updates", "2"], "")).splitlines() == [
         "a rollout: 4 prompts x 2 samples = 8 completions of at most 10 tokens, 80 in all",
         "           80 tokens sampled, 24 completions forward and backward",

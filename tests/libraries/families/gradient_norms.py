@@ -4,7 +4,7 @@
     ATEN_CPU_CAPABILITY=default python -m ... flux whisper           # of two families, as an older CPU computes
 
 A change of the numbers of a family shows here, wherever it comes from: the loss, the policy, the model, a library.
-Kinds of CPU add in another order, so that each has numbers of its own, in gradient_norms.json. Checkpoints in
+Kinds of CPU add in another order, so each has numbers of its own, in gradient_norms.json. Checkpoints in
 build/tiny were drawn by the kind that wrote them: remove that folder before another kind is stored.
 """
 
@@ -63,7 +63,7 @@ def main(names: list[str]) -> None:
     for name in names or sorted(families()):
         start = time.perf_counter()
         number = float(f"{norm_of(name, policy_of(name, str(tiny_checkpoint(maker(name))))):.6g}")
-        found = stored()  # anew, after each, so that one that fails loses no others
+        found = stored()  # anew, after each, so one that fails loses no others
         found.setdefault(name, {})[kind()] = number
         write_text(FILE, json.dumps(found, indent=1, sort_keys=True) + "\n")
         print(f"{name}: {number:g} on {kind()} in {time.perf_counter() - start:.1f} s", flush=True)

@@ -36,7 +36,7 @@ UNREAD = {(name, "comfyui") for name in ("sd3", "ltx_video", "flux", "wan")}
 """Files that diffusers has no converter for (SD3, LTX-Video), or one that takes only the published width (FLUX) or only
 blocks of which all modules are adapted (Wan)."""
 ALPHA = 6.0
-"""With rank 2 the scale is 3, so that a file which loses it is seen."""
+"""With rank 2 the scale is 3, so a file which loses it is seen."""
 
 
 def trained(name: str, path: str, folder: Path, rank: int = 2) -> Any:

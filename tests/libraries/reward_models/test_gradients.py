@@ -116,7 +116,7 @@ def test_the_palette_pays_the_requested_colours_and_clean_pixels():
     assert right > 0.9 > 0.6 > half > 0.3 > wrong > -0.1 and right <= 1
     (blank,) = reward([SCENES[0]], [Image(torch.ones(3, 32, 32))])
     assert abs(blank) < 0.05
-    # Colours are those of the text, so that descriptions can be compared (SRPO): a second colour may be there.
+    # Colours are those of the text, so descriptions can be compared (SRPO): a second colour may be there.
     both = replace(SCENES[0], text=f"blue {SCENES[0].text}")
     assert reward([both] * 3, images) == pytest.approx([right, reward([both], images[1:2])[0], right], abs=0.1)
     with pytest.raises(ValueError, match="'a cat'.*red"):

@@ -30,7 +30,7 @@ def test_rows_are_the_last_state_of_the_whole_conversation(folder):
 
     rows = last_hidden([Prompt("how many are red")] * 2, [Text("2"), Text("the blue is 3")], model=folder)
     tokenizer, network = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
-    with torch.no_grad():  # this tokenizer has no template, so that lines are lines
+    with torch.no_grad():  # this tokenizer has no template, so lines are lines
         text = tokenizer("how many are red\nthe blue is 3", return_tensors="pt")
         expected = network(**text).last_hidden_state[0, -1]
     assert torch.allclose(rows[1], expected, atol=1e-5) and not torch.allclose(rows[0], rows[1], atol=1e-3)

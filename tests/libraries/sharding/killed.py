@@ -2,7 +2,7 @@
 
 python -m tests.libraries.sharding.killed FOLDER RANK CASE START PORT...
 
-Every job is forked from here, so that the imports are paid once. What it leaves is in ``FOLDER/<job>``.
+Every job is forked from here, so the imports are paid once. What it leaves is in ``FOLDER/<job>``.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def test_a_row_without_decisions_has_a_finite_efficiency():
 
 
 def test_a_score_of_exactly_the_limit_is_kept_and_an_epsilon_is_added_to_the_deviation():
-    # -1, 0, 1: mean 0, std 1, so that the scores are -1, 0, 1; with eps .25 they are -.8, 0, .8
+    # -1, 0, 1: mean 0, std 1, so the scores are -1, 0, 1; with eps .25 they are -.8, 0, .8
     values, every = real(-1, 0, 1), ALL[:3]
     assert shape.drop_outliers(values, every, limit=1.0, eps=0.0).tolist() == [-1, 0, 1]
     assert shape.drop_outliers(values, every, limit=0.9, eps=0.25).tolist() == [-1, 0, 1]

@@ -33,7 +33,7 @@ def every_partition(values: list[float]) -> tuple[set[int], float, float]:
 @pytest.mark.parametrize("seed", range(12))
 def test_the_cut_is_the_best_of_all_partitions(seed):
     generator = torch.Generator().manual_seed(seed)
-    # of few numbers, so that many are equal, and lopsided
+    # of few numbers, so many are equal, and lopsided
     values = (torch.randint(0, 4, (7,), generator=generator) ** 2).double().tolist()
     high, above, below = every_partition(values)
     rows, means, centre = cut(values)

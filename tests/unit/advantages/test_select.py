@@ -187,7 +187,7 @@ def test_rewards_that_differ_by_the_noise_of_a_float_are_no_spread():
 
 
 def test_a_row_that_was_not_kept_wins_nothing():
-    """Row 0 is the best of all but left out, so that row 1 has no sibling; row 3 beats row 2."""
+    """Row 0 is the best of all but left out, so row 1 has no sibling; row 3 beats row 2."""
     node = [[0, 2, 6], [0, 3, 7], [1, 4, 8], [1, 5, 9]]
     keep = torch.tensor([False, True, True, True])
     kept = select("parent_top1", [0.9, 0.1, 0.2, 0.3], **{**tree_inputs(decisions(node)), "keep": keep})

@@ -85,7 +85,7 @@ def test_a_shared_decision_counts_once_and_has_the_mean_of_its_rows():
 )
 @pytest.mark.parametrize("block", ["turning_points(balanced=False", "turning_points_released("])
 def test_at_turning_points_a_step_gets_the_rest_of_the_way(block, states, whole, paper, released):
-    """Seen by a second row whose states are all equal, so that every step's rewards are (r, 0): +-1 where r is not 0,
+    """Seen by a second row whose states are all equal, so every step's rewards are (r, 0): +-1 where r is not 0,
     and their difference comes from a group in which the sizes are kept (three rows)."""
     wanted = paper if "released" not in block else released
     scale = 10.0  # a row of gains 10, which no rule changes: 10 a step, and the last is its whole

@@ -76,7 +76,7 @@ def test_the_gain_of_hypervolume_is_a_factor_of_the_advantages():
     for point in [(0.0, 0.0, 9.0), (1.0, 0.5, 9.0), (0.5, 1.0, 9.0), (0.4, 0.4, 9.0), (math.nan, 1.0, 9.0)]:
         state = after("hypervolume", state, evaluation_means=list(point))
         factors.append(state.factor)
-    # gains .5, .25 and 0; the last point is not known, so that nothing changes
+    # gains .5, .25 and 0; the last point is not known, so nothing changes
     wanted = [1, 0.5 + 1.5 * math.tanh(0.5), 0.86738, 0.5, 0.5]
     assert factors == pytest.approx(wanted, abs=5e-6)
     assert state.front == ((0, 0), (1, 0.5), (0.5, 1)) and state.values == (1, 1, 0)

@@ -195,7 +195,7 @@ def test_a_name_stands_in_one_file(tmp_path, monkeypatch):
     ],
 )
 def test_every_edge_of_a_tree_counts_the_same(name, plan, edges, tmp_path):
-    """A row of a tree owns between one and all of its edges, so that a mean per row would go by ownership."""
+    """A row of a tree owns between one and all of its edges, so a mean per row would go by ownership."""
     blocks = algorithm_blocks(name)
     made = trainer(toy_policy(plan, steps=6), tmp_path, toy_prompts(2), reward=near_one, group_size=8, **blocks)
     batch = sample_round(

@@ -42,7 +42,7 @@ def test_advantages_of_matching_presets(name, changes, expected):
 
 @pytest.mark.parametrize(("name", "largest"), [("dgpo", 5.0), ("awm", 1.0)])
 def test_advantages_of_matching_presets_are_clipped_at_five_stds(name, largest):
-    # 99 groups 0, 0 and one of 1, -1: std .1, so that .1 would be 10
+    # 99 groups 0, 0 and one of 1, -1: std .1, so .1 would be 10
     made = estimated(name, [0.0] * 198 + [1.0, -1.0], [row // 2 for row in range(200)])
     assert made.samples[-2:].tolist() == pytest.approx([largest, -largest])
 

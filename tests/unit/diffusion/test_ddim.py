@@ -68,7 +68,7 @@ def test_a_whole_chain_is_that_of_diffusers(prediction, spacing, offset, to_one,
     assert grid.times.tolist() == scheduler.timesteps.tolist()
     x = other = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
     for step, time in enumerate(scheduler.timesteps):
-        # A network that reads the state, so that a wrong step shows in all later ones.
+        # A network that reads the state, so a wrong step shows in all later ones.
         x = ddim(x, (x + step).sin(), torch.full((2,), step), grid, prediction.removesuffix("_prediction"), 0.0).mean
         other = scheduler.step((other + step).sin(), time, other).prev_sample
         torch.testing.assert_close(x, other, atol=2e-5, rtol=2e-5)

@@ -58,7 +58,7 @@ def test_the_step_to_sigma_zero_is_first_order_and_finite():
 
 
 def test_the_first_two_steps_from_sigma_one_are_first_order():
-    """Log-SNR is minus infinity at sigma 1, so that no slope can be taken from there."""
+    """Log-SNR is minus infinity at sigma 1, so no slope can be taken from there."""
     grid, x = flow_like(real(1, 0.9, 0.7, 0)), real(1)[:, None]
     history = no_history(x)
     for index, velocity in enumerate((0.5, -0.25)):
@@ -70,7 +70,7 @@ def test_the_first_two_steps_from_sigma_one_are_first_order():
 
 @pytest.mark.parametrize("length", [1, 2, 4])
 def test_a_tail_solved_by_dpmpp_lands_on_the_data(length):
-    """With all data in one point the clean estimate is exact, so that every length must land on it."""
+    """With all data in one point the clean estimate is exact, so every length must land on it."""
     grid = flow_grid(12).with_tail(7, length)
     x = (1 - grid.levels[7]) * torch.full((3, 2), 0.7) + grid.levels[7] * torch.randn(
         3, 2, generator=torch.Generator().manual_seed(0)

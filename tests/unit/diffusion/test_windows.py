@@ -133,7 +133,7 @@ def test_the_tail_goes_on_from_the_estimate_of_the_last_stochastic_step():
 
 
 def test_a_tail_after_one_stochastic_step_at_sigma_one_begins_with_an_euler_step():
-    """Log-SNR is minus infinity at sigma 1, so that the estimate from there weighs nothing."""
+    """Log-SNR is minus infinity at sigma 1, so the estimate from there weighs nothing."""
     latents = []
     for method in ("euler", "dpmpp_2m"):
         policy = toy_policy(f"sliding_window(size=1, tail='{method}', tail_ratio=0.5)", steps=4)

@@ -1,4 +1,4 @@
-"""What happens exactly at a bound: every range is closed, so that a decision at its edge is inside."""
+"""What happens exactly at a bound: every range is closed, so a decision at its edge is inside."""
 
 from __future__ import annotations
 

@@ -140,12 +140,12 @@ def test_flow_dppo_drops_what_is_far_and_moves_away(far, advantage, log_ratio):
 
 
 def test_a_finite_difference_pulls_the_velocity_towards_the_better_sample():
-    """One pair of one number: x of .3 is better than that of -.1 by .5, so that both velocities fall."""
+    """One pair of one number: x of .3 is better than that of -.1 by .5, so both velocities fall."""
     velocity, moved = torch.tensor([[0.0], [0.0]], requires_grad=True), torch.tensor([[5.0], [-5.0]])  # .2 / .2^2
     loss = surrogates.finite_difference(velocity * moved, velocity.square(), torch.tensor([[0.25], [-0.25]]))
     assert loss.values.flatten().tolist() == [-0.25, 0.25]  # ratios of one
     (gradient,) = torch.autograd.grad(loss.values.sum(), velocity)
-    assert_close(gradient, torch.tensor([[2.5], [2.5]]))  # 2 A dx; v is noise less data, so that less of it is more x
+    assert_close(gradient, torch.tensor([[2.5], [2.5]]))  # 2 A dx; v is noise less data, so less of it is more x
     far = surrogates.finite_difference(torch.tensor([0.12]), torch.tensor([0.01]), torch.tensor([0.5])).values
     ratio = math.exp(-0.25)
     assert far.item() == pytest.approx(-(ratio * 0.5 - 0.5 * (ratio - 1) ** 2 / 0.06))

@@ -59,7 +59,7 @@ def test_reg_grpo_number():
 
 
 def test_reg_grpo_of_a_pair():
-    # std .3 sqrt(2): z = +-.70711 against +-1, so that both residuals are .29289 from their mean
+    # std .3 sqrt(2): z = +-.70711 against +-1, so both residuals are .29289 from their mean
     batch = group([0.3, -0.3], [1.0, -1.0])
     expected = pytest.approx((1 - 0.5**0.5) ** 2)
     assert total(preference.regression_standardized(**batch, eps=0.0), batch).item() == expected

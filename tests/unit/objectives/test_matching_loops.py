@@ -153,7 +153,7 @@ def test_an_objective_is_that_of_a_loop_over_groups_draws_and_samples(text, seed
 
 
 def test_a_group_that_is_where_its_reference_is_has_the_weight_of_a_half():
-    """DGPO: sigmoid(0) whatever the advantages, so that the gradient is half that of advantage-weighted matching."""
+    """DGPO: sigmoid(0) whatever the advantages, so the gradient is half that of advantage-weighted matching."""
     networks, target, time, advantages = velocities(3)
     networks["reference."] = networks["old."] = networks[""].clone()
     networks[""].requires_grad_()

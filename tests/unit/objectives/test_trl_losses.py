@@ -225,7 +225,7 @@ def test_the_loss_and_its_gradient_are_those_of_trl(name: str, beta: float) -> N
     loss, mine, told = by_us(batch, LossRecipe.of(objective, weights, terms=terms))
     assert_close(loss, wanted.double(), rtol=0, atol=1e-6)
     assert_close(mine, gradient, rtol=0, atol=1e-6)
-    # The numbers reach the clips, so that the comparison is one of clips too; and not everything is clipped.
+    # The numbers reach the clips, so the comparison is one of clips too; and not everything is clipped.
     low, high = CLIPPED.get(name, (True, True))
     assert (told["clip/low"] > 0, told["clip/high"] > 0) == (low, high)
     assert gradient.abs().max() > 1e-3 and (gradient[batch.loss_mask] != 0).float().mean() > 0.3

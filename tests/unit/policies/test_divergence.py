@@ -18,7 +18,7 @@ def k3(d: float) -> float:
 
 
 def test_two_members_differ_by_how_far_each_is_from_the_mean_of_their_log_probs():
-    """p = (1/2, 1/2) and (1/8, 7/8): halfway the log-probs of the first token are log 1/4, so that d is -+ log 2."""
+    """p = (1/2, 1/2) and (1/8, 7/8): halfway the log-probs of the first token are log 1/4, so d is -+ log 2."""
     half, eighth = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.125, 0.875]).log()
     second = math.log(0.875 / 0.5) / 2
     wanted = (k3(-math.log(2)) + k3(math.log(2)) + k3(second) + k3(-second)) / 2

@@ -130,7 +130,7 @@ def test_the_gradient_of_a_row_is_that_of_its_two_losses(tmp_path):
 
 
 def test_texts_are_compared_with_texts_by_the_means_of_their_images():
-    """J 2, K 3: means .1703 and -.1710, so that the texts' advantages are +-1 / sqrt 2 in place of +-.3003."""
+    """J 2, K 3: means .1703 and -.1710, so the texts' advantages are +-1 / sqrt 2 in place of +-.3003."""
     decisions = joint().rollout(Request(PROMPTS[:1], [0], 6, seed=1)).decisions
     values, valid = torch.tensor([[-0.743, 0.752, 0.502, 0.099, -0.460, -0.152]]).T, torch.ones(6, 1, dtype=torch.bool)
     plain = algorithm_blocks("grpo")["advantages"]

@@ -24,7 +24,7 @@ PROMPTS = [Prompt(f"prompt {number}", str(number), answer=number) for number in 
 
 class Grid(nn.Module):
     """Logits of each place from the tokens of all places that it sees; ``tied``: what two places add is the same for
-    both, so that the probabilities of places given all others are those of one distribution (``log_likelihood``)."""
+    both, so the probabilities of places given all others are those of one distribution (``log_likelihood``)."""
 
     def __init__(self, prompts: int, seed: int = 0, tied: bool = False) -> None:
         super().__init__()

@@ -56,7 +56,7 @@ def won_or_lost(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[fl
 
 
 def never_flat(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-    """A reward in (0, 1) that differs wherever two states do, so that every step gains or loses."""
+    """A reward in (0, 1) that differs wherever two states do, so every step gains or loses."""
     return [1 / (1 + math.exp(-_number(output))) for output in outputs]
 
 

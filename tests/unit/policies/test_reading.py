@@ -24,7 +24,7 @@ CODES = 8
 
 
 class Bag:
-    """Digit d has the logit W[d] x (mean of the speech tokens), so that code d speaks for it; order does not count."""
+    """Digit d has the logit W[d] x (mean of the speech tokens), so code d speaks for it; order does not count."""
 
     weight = 4 * torch.eye(10, CODES) + torch.linspace(-2, 2, 10 * CODES).sin().view(10, CODES)
 

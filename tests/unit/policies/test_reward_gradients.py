@@ -91,7 +91,7 @@ def test_draft_has_the_loss_and_the_gradient_of_the_last_steps_and_none_before(l
     loss, found = loss_of(made(f"draft(last={last}, checkpointing={checkpointing})"))
     assert loss == pytest.approx(0.31444075, abs=1e-6)
     assert float(found.sum()) == pytest.approx(gradient, abs=1e-6)
-    # Each level has its theta, so that those before the window must have none.
+    # Each level has its theta, so those before the window must have none.
     assert (found != 0).tolist() == [4 - (last or 4) <= step for step in range(4)]
 
 

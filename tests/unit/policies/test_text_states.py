@@ -186,7 +186,7 @@ def test_process_rewards_are_clipped_and_telescope(parameters, returns):
     got = credit(f"process_reward(alpha=1, outcome=0, {parameters}, eps=0)", [1.0], made)
     wanted = torch.tensor(returns, dtype=torch.float64)
     assert got[0].numpy() == near(((wanted - wanted.mean()) / wanted.std()).tolist())
-    # The reward of the sample is at the last step, so that it is part of all returns: of one row it cancels.
+    # The reward of the sample is at the last step, so it is part of all returns: of one row it cancels.
     more = credit(f"process_reward(alpha=1, outcome=5, {parameters}, eps=0)", [1.0], made)
     assert more.numpy() == near(got.tolist())
 

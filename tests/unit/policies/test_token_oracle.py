@@ -58,7 +58,7 @@ class Plain(nn.Module):
 
 @pytest.mark.slow
 def test_the_trainer_on_pictures_and_clips_is_grpo_in_plain_loops(tmp_path: Path):
-    """Two rounds of three prompts, two epochs each, so that ratios leave one and clip, with a KL term."""
+    """Two rounds of three prompts, two epochs each, so ratios leave one and clip, with a KL term."""
     family = load(qwen_vl, qwen_vl.tiny(tmp_path / "model"), freeze_vision=False, keep_reference=True)
     naive, original = copy.deepcopy(family.network), copy.deepcopy(family.network)
     naive.model.get_rope_index = released_positions(naive.model)

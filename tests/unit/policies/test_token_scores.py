@@ -58,7 +58,7 @@ def test_a_suppressed_word_has_no_gradient_and_hidden_states_that_are_logits_are
 
 
 def test_completions_of_a_prompt_share_rows():
-    """Of lengths 5, 2, 4 and 2, so that 4, 1, 3 and 1 tokens are read; the third is of another prompt. A row has 4."""
+    """Of lengths 5, 2, 4 and 2, so 4, 1, 3 and 1 tokens are read; the third is of another prompt. A row has 4."""
     packed = Packed.of([0, 0, 1, 0], [5, 2, 4, 2], 2, torch.device("cpu"), size=1)
     assert packed.prompt.tolist() == [0, 1, 0]
     assert packed.part.tolist() == [[0, 0, 0, 0], [2, 2, 2, -1], [1, 3, -1, -1]]

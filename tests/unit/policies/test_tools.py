@@ -50,7 +50,7 @@ FRAME = ("system", "user", "assistant", "tool", "<tool_response>", "</tool_respo
 
 
 def tokenizer_over(words: Sequence[str]) -> Any:
-    """Of words between spaces, so that a whole call is one token."""
+    """Of words between spaces, so a whole call is one token."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -55,7 +55,7 @@ def test_of_a_policy_that_does_not_say_what_it_has_only_the_algorithm_is_checked
         ({"replay": "replay(count=4)"}, {"replay"}),
         ({"replay": "replay(count=0)"}, set()),
         ({"added": "answers(old='one')"}, {"answers"}),
-        ({"added": "answers"}, set()),  # their old log-probs are the policy's, so that off_policy is not asked
+        ({"added": "answers"}, set()),  # their old log-probs are the policy's, so off_policy is not asked
         ({"networks": ["average(name='teacher', start=0.9)"]}, {"teacher"}),
     ],
 )

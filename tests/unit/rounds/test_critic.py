@@ -20,11 +20,11 @@ pytest.importorskip("transformers")
 
 
 MOVED = 0.05
-"""Added to a weight, so that the policy is not its reference."""
+"""Added to a weight, so the policy is not its reference."""
 
 
 def of_prompt(prompts, outputs) -> list[float]:
-    """Reward: known from the prompt alone, so that it is the value of every decision."""
+    """Reward: known from the prompt alone, so it is the value of every decision."""
     return [float(prompt.id) for prompt in prompts]
 
 

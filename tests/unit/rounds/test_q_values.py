@@ -54,7 +54,7 @@ def test_the_target_is_the_value_of_what_the_reference_would_do_next(alpha, gamm
 
 
 def test_a_policy_learns_the_advantages_that_the_target_leaves_to_it():
-    """z of two tokens: log p - max log p = z_y - max z, so that the slope of the square is 2 (alpha gap - A) alpha."""
+    """z of two tokens: log p - max log p = z_y - max z, so the slope of the square is 2 (alpha gap - A) alpha."""
     logits = torch.tensor([[0.0, math.log(2.0)]], requires_grad=True)
     distribution = logits.log_softmax(-1)
     # with alpha 2: 2 (.5 - 2 ln 2) 2
@@ -106,7 +106,7 @@ def test_gaps_are_those_of_single_passes():
 def test_a_round_has_the_gradient_of_the_loss_and_its_critic_the_same_target(tmp_path):
     made = run(tmp_path, lr=0.0)
     seen: dict[str, torch.Tensor] = {}
-    made.run_round()  # the head learns, so that values are not 0
+    made.run_round()  # the head learns, so values are not 0
     rounds, critic = rounds_of(made), attached(made, Critic)
     made.optimizer.register_step_pre_hook(
         lambda *_: seen.update({name: one.grad.clone() for name, one in made.trained.items()})

@@ -72,7 +72,7 @@ def test_what_is_cut_off_goes_on_in_the_next_round_which_learns_from_its_new_tok
 
 
 def test_old_log_probs_are_those_of_the_rounds_that_drew_the_tokens(tmp_path):
-    made = run(tmp_path, lr=0.0, steps=3)  # the policy stays, so that all are those that it has now
+    made = run(tmp_path, lr=0.0, steps=3)  # the policy stays, so all are those that it has now
     rounds = rounds_of(made)
     for _ in range(3):
         made.run_round()

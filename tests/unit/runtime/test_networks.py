@@ -187,7 +187,7 @@ WITH_NETWORKS = sorted(n for n, one in CATALOGUE.items() if one.policies == "mat
 
 @pytest.mark.parametrize("preset", WITH_NETWORKS)
 def test_a_run_of_a_preset_resumes_with_all_of_its_networks(preset, tmp_path):
-    """Also with rules faster than the preset's, so that each has moved, was renewed or stored within six rounds."""
+    """Also with rules faster than the preset's, so each has moved, was renewed or stored within six rounds."""
     rules = [one.replace("every=30", "every=2").replace("every=15", "every=2") for one in PRESETS[preset]["networks"]]
 
     def run(folder: str, steps: int):

@@ -75,7 +75,7 @@ def test_the_optimizer_begins_anew_or_goes_on(optimizer, tmp_path):
 def test_a_run_that_stalls_resumes_exactly(tmp_path):
     whole = run(tmp_path / "whole", "renewal(stall=1, optimizer=True)")
     whole.fit()
-    assert whole.policy.networks.changed["reference"] > 0, "it never stalled, so that the test tests nothing"
+    assert whole.policy.networks.changed["reference"] > 0, "it never stalled, so the test tests nothing"
     for steps in (4, 8):
         part = run(tmp_path / "part", "renewal(stall=1, optimizer=True)", steps)
         assert part.resume() == (steps == 8)

@@ -232,7 +232,7 @@ def test_no_pickle_is_read(tmp_path):
             read(kind, request, LIMITS)
     assert not (tmp_path / "executed").exists()
     pickle.loads(content)
-    assert (tmp_path / "executed").exists(), "the pickle does nothing, so that the test shows nothing"
+    assert (tmp_path / "executed").exists(), "the pickle does nothing, so the test shows nothing"
 
 
 def test_a_damaged_request_is_refused_wherever_the_damage_is():

@@ -86,7 +86,7 @@ def test_rewards_of_this_process_are_called_in_its_own_thread_after_all_is_sampl
 @pytest.mark.parametrize("redraws", [0, 2])
 def test_parts_make_the_round_that_is_sampled_at_once(redraws):
     def number(prompts: Any, outputs: Any) -> list[float]:
-        # The groups of two of four prompts have no spread, so that others are drawn in their place.
+        # The groups of two of four prompts have no spread, so others are drawn in their place.
         return [float(output.pixels[0]) if int(prompt.id) % 2 else 1.0 for prompt, output in zip(prompts, outputs)]
 
     whole = sampled(toy_policy(), Scorer("r", number), redraws=redraws)

@@ -16,7 +16,7 @@ from mmgrpo.scoring import child, worker
 from mmgrpo.scoring.process import RewardProcess
 
 NOBODY = 2**22 + 1
-"""A number that no process has, so that nobody is killed in place of a process that is none."""
+"""A number that no process has, so nobody is killed in place of a process that is none."""
 
 
 class Ended(BaseException):

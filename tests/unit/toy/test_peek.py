@@ -26,7 +26,7 @@ def pixels_of(prompt: Prompt) -> torch.Tensor:
 
 
 def test_a_pattern_inks_half_of_every_block():
-    """8 of its 16 pixels, so that the mean lies halfway from the paper to the colour: red (220, 35, 35) is
+    """8 of its 16 pixels, so the mean lies halfway from the paper to the colour: red (220, 35, 35) is
     (238, 145, 145) on white, as 237.5 is rounded to the even number, and (206, 113, 145) on the paper (191, 191, 255)
     of the right column and the lower row."""
     for pattern in peek.PATTERNS:

@@ -39,7 +39,7 @@ def folders() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def models(folders) -> dict[str, Any]:
-    """Never trained, so that all tests may use them."""
+    """Never trained, so all tests may use them."""
     return {kind: load(audio_text, folder) for kind, folder in folders.items()}
 
 
@@ -113,7 +113,7 @@ def test_a_prompt_has_the_users_words_once_and_no_text_of_a_list(kind, models):
 
 
 SYSTEMS = {
-    "granite_speech": "Today's Date: July 26, 2024.",  # one day for all runs, so that a resumed one has the same ids
+    "granite_speech": "Today's Date: July 26, 2024.",  # one day for all runs, so a resumed one has the same ids
     "qwen2_5_omni": "virtual human",
     "audioflamingo3": "helpful assistant",
 }

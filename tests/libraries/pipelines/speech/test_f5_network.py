@@ -28,7 +28,7 @@ SMALL = F5Shape(12, mels=6, width=32, depth=2, head=8, inner=48, text_width=8, t
 
 
 def network(shape: F5Shape = SMALL) -> F5Network:
-    """Every weight random, so that none hides an error."""
+    """Every weight random, so none hides an error."""
     made = F5Network(shape).eval()
     with torch.no_grad():
         for number, parameter in enumerate(made.parameters()):

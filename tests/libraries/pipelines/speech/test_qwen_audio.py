@@ -46,7 +46,7 @@ def folder() -> str:
 
 @pytest.fixture(scope="module")
 def loaded(folder) -> Any:
-    """Never trained, so that all tests may use it."""
+    """Never trained, so all tests may use it."""
     return load(qwen_audio, folder)
 
 

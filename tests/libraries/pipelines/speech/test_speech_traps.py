@@ -52,7 +52,7 @@ def test_a_clip_has_exactly_as_many_transcripts_as_were_asked_for_and_none_holds
 
 
 def test_the_beginning_is_given_the_end_is_decided_and_the_padding_after_it_is_neither(folder):
-    """Whisper pads with its end token, so that no mask can be made of the tokens."""
+    """Whisper pads with its end token, so no mask can be made of the tokens."""
     family = load(whisper, folder, seconds=4)
     assert family.pad_id in family.end_ids
     family.logits = lambda network, hidden: network.proj_out(hidden).index_fill(  # type: ignore[method-assign]

@@ -78,7 +78,7 @@ def test_a_chain_ends_where_diffusers_pipeline_ends(folder, base, distilled, tex
 
 
 def test_levels_are_even_in_log_snr_between_one_and_zero(folder):
-    """log-SNR -6.2 + 8.2 i / 8; at i = 4 it is -2.1, so that sigma = 1 / (1 + exp(-2.1)) = .890903."""
+    """log-SNR -6.2 + 8.2 i / 8; at i = 4 it is -2.1, so sigma = 1 / (1 + exp(-2.1)) = .890903."""
     grid = ours(folder).grid(8)
     expected = [1, 0.994376, 0.98448, 0.957912, 0.890903, 0.745547, 0.512497, 0.273885, 0]
     torch.testing.assert_close(grid.levels, torch.tensor(expected), rtol=0, atol=1e-6)

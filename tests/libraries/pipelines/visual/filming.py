@@ -48,7 +48,7 @@ PICTURED = [pictured(text, number) for number, text in enumerate(WORDS)]
 
 
 def checkpoint(folder: Path, version: str, pictures: bool = False) -> Path:
-    """A tiny checkpoint whose scheduler is Euler's, so that diffusers' pipeline takes the steps that we take."""
+    """A tiny checkpoint whose scheduler is Euler's, so diffusers' pipeline takes the steps that we take."""
     from diffusers import FlowMatchEulerDiscreteScheduler
 
     pipeline = kind(pictures).from_pretrained(wan_tiny.tiny(folder / "unipc", version=version, image_input=pictures))

@@ -24,7 +24,7 @@ from tests.tiny import tiny_checkpoint
 from tests.tiny.janus import tiny
 
 PROMPTS = [Prompt("a red square", "0"), Prompt("blue", "1"), Prompt("a green circle left of a blue square .", "2")]
-"""Of different lengths, so that rows are padded."""
+"""Of different lengths, so rows are padded."""
 
 
 @pytest.fixture(scope="module")

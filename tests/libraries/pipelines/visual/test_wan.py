@@ -210,7 +210,7 @@ def test_clips_that_are_decoded_one_by_one_are_the_same(folders):
 
 @pytest.mark.parametrize("version", ["2.1", "2.2-5B"])
 def test_a_clip_in_tiles_is_the_same_to_a_fifth_of_its_contrast(folders, version):
-    # A tile sees nothing of its surroundings, so that tiling is an approximation. The root mean square of the error is
+    # A tile sees nothing of its surroundings, so tiling is an approximation. The root mean square of the error is
     # a tenth of the standard deviation of the pixels; if the tiles were one pixel off it would be .4.
     model = load(wan, folders[version], height=64, width=96, frames=5)
     whole = clips_of(model.decode(noise(model, 2)))

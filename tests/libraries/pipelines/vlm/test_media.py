@@ -353,7 +353,7 @@ def test_a_frame_whose_damage_the_decoder_hides_is_refused(mp4, tmp_path):
 
 
 def test_a_download_that_broke_off_is_no_shorter_clip(tmp_path):
-    # The index stands before the frames here, so that the file opens and its first frames can be decoded.
+    # The index stands before the frames here, so the file opens and its first frames can be decoded.
     content = Path(write_video(tmp_path / "whole.mp4", "libx264", index_first=True)).read_bytes()
     cut = Media("video", str(tmp_path / "cut.mp4"))
     Path(cut.source).write_bytes(content[: content.find(b"mdat") + 4 + (len(content) - content.find(b"mdat")) // 2])

@@ -43,7 +43,7 @@ def folder() -> str:
 
 @pytest.fixture(scope="module")
 def model(folder) -> Any:
-    """Never trained, so that all tests may use it."""
+    """Never trained, so all tests may use it."""
     return load(qwen_omni, folder)
 
 

@@ -41,7 +41,7 @@ pytest.importorskip("transformers")
 
 @pytest.fixture(scope="module")
 def loaded(name, folder) -> Any:
-    """Never trained, so that all tests may use it."""
+    """Never trained, so all tests may use it."""
     model = load(module(name), folder)
     if name == "qwen_vl":
         model.network.model.get_rope_index = released_positions(model.network.model)
@@ -262,7 +262,7 @@ def test_the_ratio_is_one_in_every_precision_while_the_weights_are_those_of_the_
 
 
 def test_a_row_is_read_in_a_batch_as_alone_and_positions_of_one_axis_would_be_seen(name, folder):
-    """Weights of eight times the size, so that positions matter; padding on the left."""
+    """Weights of eight times the size, so positions matter; padding on the left."""
     model = load(module(name), folder)
     with torch.no_grad():
         for parameter in model.network.parameters():

@@ -44,7 +44,7 @@ def token_policy(name: str, folder: str | Path, **settings: Any) -> TokenPolicy:
 
 
 def step(policy: TokenPolicy, made: Any, size: float = 0.02) -> None:
-    """Move what trains along a gradient, so that adapters are no longer zero."""
+    """Move what trains along a gradient, so adapters are no longer zero."""
     gradient(policy, made)
     with torch.no_grad():
         for parameter in policy.network.parameters():

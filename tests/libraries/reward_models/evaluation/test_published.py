@@ -10,7 +10,7 @@ from reward_models.evaluation.published import TARGETS, Target, Verdict, verdict
 
 
 def test_the_numbers_of_each_table_add_up():
-    """In tenths of a per cent, so that a misprinted one is found."""
+    """In tenths of a per cent, so a misprinted one is found."""
     sums, counts = Counter(), Counter()
     for targets in TARGETS.values():
         for one in targets:

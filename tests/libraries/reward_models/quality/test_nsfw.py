@@ -25,7 +25,7 @@ def test_the_network_sees_blue_green_red_less_their_means_of_the_centre():
     pixels[:, :, :14] = 0  # beyond the crop, and beyond the blocks of JPEG at its edge
     seen = prepared(Image(pixels))
     assert seen.shape == (224, 224, 3) and seen.dtype == np.float32
-    # blocks of chroma are 16 pixels wide, so that the first of them is mixed; JPEG is exact to a few levels
+    # blocks of chroma are 16 pixels wide, so the first of them is mixed; JPEG is exact to a few levels
     assert np.abs(seen[:, 16:] - (50 - 104, 100 - 117, 200 - 123)).max() <= 3
 
 

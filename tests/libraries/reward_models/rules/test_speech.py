@@ -331,7 +331,7 @@ def test_scores_are_those_of_sacrebleu():
 
 def test_a_bleu_by_hand():
     # "the cat sat" for "the cat ran": 2/3 words, 1/2 pairs, and of the one triple none, smoothed to 1/2 of 1:
-    # (2/3 * 1/2 * 1/2)^(1/3) = (1/6)^(1/3); lengths are equal, so that there is no brevity penalty.
+    # (2/3 * 1/2 * 1/2)^(1/3) = (1/6)^(1/3); lengths are equal, so there is no brevity penalty.
     assert bleu("the cat sat", "the cat ran") == pytest.approx((1 / 6) ** (1 / 3))
     assert bleu("the cat", "the cat ran") == pytest.approx(math.exp(1 - 3 / 2))  # only too short
 

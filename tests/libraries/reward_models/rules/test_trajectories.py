@@ -72,7 +72,7 @@ def step_at(way: np.ndarray, number: int) -> tuple[np.ndarray, float]:
 
 @pytest.mark.parametrize("lengths", [(1, 1), (1, 3), (3, 1), (2, 5), (6, 6)])
 def test_costs_are_those_of_the_rule(lengths):
-    """On a grid of four points, so that steps of no length and ways that turn back are among them."""
+    """On a grid of four points, so steps of no length and ways that turn back are among them."""
     draw = np.random.default_rng(0)
     for _ in range(20):
         a, b = (draw.integers(0, 2, (length, 2)) / 1.0 for length in lengths)

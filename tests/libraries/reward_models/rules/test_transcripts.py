@@ -34,7 +34,7 @@ def test_the_cap_is_one_and_a_half(reward, expected):
         ("a b", "a a a a", {"invented": 9}, True),
         ("a b", "a a a a", {"invented": 9, "repeated": 0.4}, True),
         ("a b", "a a a a", {"invented": 9, "repeated": 0.5}, False),
-        # of four 3-grams of "a b c a b c" one is there again, so that a half is a quarter more
+        # of four 3-grams of "a b c a b c" one is there again, so a half is a quarter more
         ("a b c a b c", "a a a a", {"invented": 9}, False),
         ("a b c a b c", "a a a a", {"invented": 9, "repeated": 0.2}, True),
         ("a b", "a b c a b c", {"invented": 9, "repeated": 0.2}, True),

@@ -2,7 +2,7 @@
 
     python -m tests.libraries.reward_models.clip.golden.make_golden
 
-The model is a tiny random one of open_clip's own class. Tokens are given, so that its vocabulary is not needed.
+The model is a tiny random one of open_clip's own class. Tokens are given, so its vocabulary is not needed.
 """
 
 from __future__ import annotations
