@@ -33,9 +33,8 @@ from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.config.advice import PYTHON, argument, in_python
 from mmgrpo.config.conflicts import DECISIONS, PROCESS, refuse_conflicts
 from mmgrpo.config.needs import refuse_moot, sections_of, values_of
-from mmgrpo.config.reading import build, preset_settings, refuse_preset, setting_names, stated, usual
-from mmgrpo.config.schedules import named as scheduled
-from mmgrpo.config.schedules import of_settings
+from mmgrpo.config.reading import build, compare_with_preset, preset_settings, refuse_preset, setting_names, usual
+from mmgrpo.config.schedules import of_settings, schedules_of
 from mmgrpo.config.settings import Algorithm, Config, Optim, Sections, config_class
 from mmgrpo.data.pairs import KEYS
 from mmgrpo.data.splits import Splits
@@ -325,7 +324,7 @@ def finish(
         "modality": owner.modality if owner else "",
         "family": config.model.family,
         "preset": config.algorithm.preset,
-        "preset_settings": {name: value for name, (value, _) in stated(config).items()},
+        "preset_settings": {name: value for name, (value, _) in compare_with_preset(config).items()},
         "steps": trainer.step,
         "seconds": round(trainer.seconds, 3),
         "wall_seconds": round(wall_seconds, 3),
@@ -474,7 +473,7 @@ def refuse_shape(config: Config, owner: Family | None, recipe: AdvantageRecipe, 
     """ValueError for blocks and settings that do not go together (``refuse_conflicts``), and for blocks that require of
     the rollouts of a run what its settings do not give (``refuse_unmet``)."""
     algorithm = config.algorithm
-    schedules = {**of_settings(config), **scheduled(Sampling.of(algorithm.sampler, algorithm.trackers))}
+    schedules = {**of_settings(config), **schedules_of(Sampling.of(algorithm.sampler, algorithm.trackers))}
     listed = replace(config, schedules=[f"{name}={one.text}" for name, one in schedules.items()])
     facts = {DECISIONS: owner.decisions(config) if owner else "", PROCESS: config.process}
     refuse_conflicts(sections_of(listed), traits_of(recipe, loss, schedules), facts)

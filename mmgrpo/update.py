@@ -33,7 +33,7 @@ from torch import Tensor
 
 from mmgrpo.config.parts import PartLines, read_parts
 from mmgrpo.config.registry import Bound, bind_scheduled
-from mmgrpo.config.schedules import Schedule, named
+from mmgrpo.config.schedules import Schedule, schedules_of
 from mmgrpo.config.settings import Optim
 from mmgrpo.data.perturbations import check_changes
 from mmgrpo.objectives import AGGREGATIONS, MISMATCH, OBJECTIVES, OFF_POLICY_OBJECTIVES, TERMS
@@ -159,8 +159,8 @@ class LossRecipe:
         moving = any(name_of(rule) == REFERENCE_NETWORK for rule in self.networks)
         used = {name.partition(".")[0] for name in self.scores if "." in name}
         used |= {self.added({}).network, *(name for one in self.judging for name in one({}).networks)}
-        used |= {name for rule in self.networks for name, _ in rule.named("network")}
-        compared = any(rule.named("reference") for rule in self.networks)
+        used |= {name for rule in self.networks for name, _ in rule.names_of("network")}
+        compared = any(rule.names_of("reference") for rule in self.networks)
         return not moving and (compared or REFERENCE_NETWORK in used)
 
     @property
@@ -233,7 +233,7 @@ class PartLoss:
     def schedules(self) -> dict[str, Schedule]:
         """Those of its blocks and of its share, each behind the name of the part."""
         own = {"coef": self.coef} if isinstance(self.coef, Schedule) else {}
-        return {f"{self.name}.{name}": one for name, one in (own | named(self.loss)).items()}
+        return {f"{self.name}.{name}": one for name, one in (own | schedules_of(self.loss)).items()}
 
 
 def losses(loss: LossRecipe) -> dict[str, LossRecipe]:

@@ -14,7 +14,7 @@ from mmgrpo.cli.settings_help import described
 from mmgrpo.config.conflicts import conflicts_of
 from mmgrpo.config.needs import needs_of
 from mmgrpo.config.plugins import load_object
-from mmgrpo.config.registry import Block, registered
+from mmgrpo.config.registry import Block, all_blocks
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import all_families
 from mmgrpo.rewards import RewardEntry, entries
@@ -116,7 +116,7 @@ def commands() -> str:
 
 def blocks(kind: str) -> str:
     """The blocks of a kind, with their parameters and what they compute."""
-    table = registered()[kind]
+    table = all_blocks()[kind]
     rows = [(f"`{signature(name, table[name])}`", does(table[name])) for name in sorted(table) if name.isidentifier()]
     return grid((kind, "computes"), rows)
 
@@ -200,7 +200,7 @@ def facts(manifest: Manifest) -> Iterator[str]:
 TABLES: Mapping[str, Callable[[], str]] = {
     "settings": settings,
     "options of commands": commands,
-    **{f"blocks of {kind}": partial(blocks, kind) for kind in registered()},
+    **{f"blocks of {kind}": partial(blocks, kind) for kind in all_blocks()},
     "rewards": rewards,
     "properties of rewards": properties,
 }

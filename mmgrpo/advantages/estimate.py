@@ -33,8 +33,8 @@ from mmgrpo.advantages.weighting import KL_WEIGHTS, WEIGHTINGS, kl_metrics
 from mmgrpo.config.names import nearest
 from mmgrpo.config.parts import LINES, PartLines, read_parts
 from mmgrpo.config.ranges import ANY_NUMBER
-from mmgrpo.config.registry import Bound, bind_scheduled, bind_several, checked, parse
-from mmgrpo.config.schedules import Schedule, named
+from mmgrpo.config.registry import Bound, bind_scheduled, bind_several, check_scheduled, parse
+from mmgrpo.config.schedules import Schedule, schedules_of
 from mmgrpo.types import COUNTED, OWN, RECORDS, UNTRAINED, Decisions, part_field, select_rows
 
 STANDARD_INPUTS = frozenset(
@@ -160,7 +160,7 @@ class AdvantageRecipe:
     @property
     def named_rewards(self) -> frozenset[str]:
         """Rewards that a block names; they take part in training, whatever their weight."""
-        names = {name for bound in (*self.weighting, *self.bounds) for name, _ in bound.named("reward")}
+        names = {name for bound in (*self.weighting, *self.bounds) for name, _ in bound.names_of("reward")}
         return frozenset(names).union(*(part.weights for part in self.parts))
 
     def trained(self, names: Sequence[str], weights: Sequence[float]) -> list[bool]:
@@ -200,7 +200,7 @@ class PartAdvantages:
     @property
     def schedules(self) -> dict[str, Schedule]:
         """Those of its blocks, each behind the name of the part."""
-        return {f"{self.name}.{name}": one for name, one in named(self.recipe).items()}
+        return {f"{self.name}.{name}": one for name, one in schedules_of(self.recipe).items()}
 
 
 @dataclass(frozen=True)
@@ -420,7 +420,7 @@ def _key(text: str) -> Key:
             raise ValueError(
                 f"algorithm.keys: '{name}' has no parameter '{parameter}'.{nearest(parameter, ('weight', 'own'))}"
             )
-        parameters[parameter] = checked(Key, parameter, value, f"algorithm.keys: {parameter} of {name}")
+        parameters[parameter] = check_scheduled(Key, parameter, value, f"algorithm.keys: {parameter} of {name}")
     return Key(name, **parameters)
 
 

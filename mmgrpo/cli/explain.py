@@ -56,7 +56,7 @@ def tables() -> dict[str, Mapping[str, Any]]:
     papers too."""
     from mmgrpo.config import plugins
     from mmgrpo.config.presets import CATALOGUE
-    from mmgrpo.config.registry import registered
+    from mmgrpo.config.registry import all_blocks
     from mmgrpo.family import all_families
     from mmgrpo.policies import denoising, flow_matching, neighbors, reward_gradients
     from mmgrpo.rewards import entries
@@ -65,7 +65,7 @@ def tables() -> dict[str, Mapping[str, Any]]:
 
     return {
         "preset": CATALOGUE,
-        **registered(),
+        **all_blocks(),
         "policy": {
             "transitions": denoising,
             "matching": flow_matching,
@@ -83,7 +83,7 @@ def tables() -> dict[str, Mapping[str, Any]]:
 def explain(name: str) -> str:
     """Everything of that name; ValueError with the nearest names where nothing has it."""
     from mmgrpo.config.plugins import present_name
-    from mmgrpo.config.registry import registered
+    from mmgrpo.config.registry import all_blocks
 
     named, name = tables(), present_name(name, "mmgrpo explain")
     shown = [preset(name, named)] if name in named["preset"] else []
@@ -93,9 +93,9 @@ def explain(name: str) -> str:
         for kind in named
         if kind not in ("preset",) and name in named[kind]
     ]
-    shown += [kind_of_blocks(name)] if name in registered() else []
+    shown += [kind_of_blocks(name)] if name in all_blocks() else []
     if not shown:
-        known = {other for table in named.values() for other in table} | papers().keys() | registered().keys()
+        known = {other for table in named.values() for other in table} | papers().keys() | all_blocks().keys()
         raise ValueError(f"mmgrpo explain: unknown name '{name}'.{nearest(name, known)}")
     return "\n\n".join(shown)
 
@@ -312,9 +312,9 @@ def required_of_reward(text: str) -> str:
 
 def kind_of_blocks(kind: str) -> str:
     """The blocks of a kind, with the first sentence of each."""
-    from mmgrpo.config.registry import registered
+    from mmgrpo.config.registry import all_blocks
 
-    table = registered()[kind]
+    table = all_blocks()[kind]
     rows = [(name, sentence(inspect.getdoc(table[name].fn) or "").replace("``", "")) for name in sorted(table)]
     return "\n".join([f"{kind}: mmgrpo explain NAME shows one with its parameters", *definitions(rows, "  ", PROSE)])
 

@@ -17,7 +17,7 @@ from mmgrpo.cli.prompt_arguments import Given, given_prompts, is_given
 from mmgrpo.cli.train import DEFAULT, family_name
 from mmgrpo.config.conflicts import PROCESS, refuse_conflicts
 from mmgrpo.config.names import nearest
-from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, SEED, THREADS, shown, within
+from mmgrpo.config.ranges import ANY_TEXT, COUNT, COUNT_OR_ZERO, SEED, THREADS, short_repr, within
 from mmgrpo.config.reading import build, from_arguments, load_yaml, take_option
 from mmgrpo.config.settings import LAUNCH, Config, Sections, config_class
 from mmgrpo.family import Family, family
@@ -172,7 +172,7 @@ def refuse_unread(args: Source, default: Source) -> None:
                 reason = "prompts of the command line are no file; leave out either"
             else:
                 reason = "without --prompts nothing reads it; rows of a file have their own 'answer' and 'task'"
-            raise ValueError(f"--{name}: got {shown(value)}, which has no effect: {reason}")
+            raise ValueError(f"--{name}: got {short_repr(value)}, which has no effect: {reason}")
 
 
 def prompts_of(args: Any, config: Config, model_family: Family) -> list[Prompt]:

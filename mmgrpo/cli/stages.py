@@ -22,7 +22,7 @@ from mmgrpo.cli.sweep import values_of
 from mmgrpo.config.names import nearest
 from mmgrpo.config.needs import moot, sections_of
 from mmgrpo.config.presets import PRESETS
-from mmgrpo.config.reading import dotted, preset_settings, take_option
+from mmgrpo.config.reading import flatten, preset_settings, take_option
 from mmgrpo.config.settings import Algorithm, Config
 from mmgrpo.report.terminal import number
 from mmgrpo.rounds.callback import Callback
@@ -116,7 +116,7 @@ def stages_of(arguments: Sequence[str], section: Mapping[str, Any]) -> list[Stag
         for one in [one for one in its if one[0].split("=")[0] == "--epochs"]:
             its.remove(one)
             epochs = " ".join(one).partition("=")[2] or " ".join(one[1:])
-        own = {setting_of(one[0]) for one in its} | {*dotted(given)}
+        own = {setting_of(one[0]) for one in its} | {*flatten(given)}
         if foreign := sorted(own & {*LISTED}):
             raise ValueError(f"stages.{name}.{foreign[0]}: is a setting of the whole run, expected none of a stage")
         stage = Stage(name, given, (), frozenset(own), passes(epochs, name))

@@ -90,11 +90,11 @@ def in_python(text: str, settings: Collection[str]) -> str:
     """The advice of an error in the words of Python: ``resume=True`` where the command line has ``--resume``. Options
     that are none of the ``settings`` belong to a command, and stay."""
 
-    def spelled(option: re.Match[str]) -> str:
+    def respell(option: re.Match[str]) -> str:
         name = option[1].replace("-", "_")
         return argument(name) if name in settings else option[0]
 
-    return re.sub(r"(?<![\w-])--([a-z][a-z0-9-]*(?:\.[a-z0-9-]+)?)", spelled, text)
+    return re.sub(r"(?<![\w-])--([a-z][a-z0-9-]*(?:\.[a-z0-9-]+)?)", respell, text)
 
 
 def as_option(setting: str) -> str:

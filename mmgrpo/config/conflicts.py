@@ -23,7 +23,7 @@ from functools import cache
 from typing import Any
 
 from mmgrpo.config.needs import UNSET, values_of
-from mmgrpo.config.ranges import shown
+from mmgrpo.config.ranges import short_repr
 from mmgrpo.config.registry import parse
 
 DECISIONS = "decisions"
@@ -174,7 +174,8 @@ class Conflict:
         value = "" if self.expected is None else f"={_text(self.expected)}"
         remedy = f"set {self.other}{value}, or leave {self.name} out" if unused or value else "leave out one of them"
         remedy = f"leave {self.name} out" if self.other in FACTS else remedy
-        return f"{self.name}: got {shown(self.value)} with {self.other}={_text(self.beside)}, but {self.why}; {remedy}"
+        there = f"{short_repr(self.value)} with {self.other}={_text(self.beside)}"
+        return f"{self.name}: got {there}, but {self.why}; {remedy}"
 
 
 @dataclass(frozen=True)

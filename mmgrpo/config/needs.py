@@ -22,7 +22,7 @@ from fnmatch import fnmatch
 from functools import cache
 from typing import Any
 
-from mmgrpo.config.ranges import shown
+from mmgrpo.config.ranges import short_repr
 
 HELDOUT = "held-out prompts (data.heldout)"
 IMAGES = "images in prompts"
@@ -180,13 +180,15 @@ def refuse_moot(config: Any, usual: Any, inherited: Collection[str] = (), facts:
     kept += [one for one in left if one not in kept and one.value == before[one.name]]
     refuse([one for one in left if one not in kept])
     for one in kept:
-        warnings.warn(f"{one.name}: {shown(one.value)} {one}", stacklevel=2)
+        warnings.warn(f"{one.name}: {short_repr(one.value)} {one}", stacklevel=2)
 
 
 def refuse(found: Sequence[Moot]) -> None:
     """ValueError for settings without effect."""
     if found:
-        raise ValueError("; ".join(f"{one.name}: got {shown(one.value)}, which {one}; {one.remedy}" for one in found))
+        raise ValueError(
+            "; ".join(f"{one.name}: got {short_repr(one.value)}, which {one}; {one.remedy}" for one in found)
+        )
 
 
 def overridden(config: Any, given: Collection[str]) -> set[str]:

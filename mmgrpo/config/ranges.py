@@ -35,10 +35,10 @@ class Interval:
     def __contains__(self, value: int | float) -> bool:
         ends = re.fullmatch(r"([\[(])(.+), (.+)([\])])", self.text)
         if ends is None:
-            return value == _bound(self.text)
+            return value == _parse_bound(self.text)
         left, low, high, right = ends.groups()
-        above = value >= _bound(low) if left == "[" else value > _bound(low)
-        return above and (value <= _bound(high) if right == "]" else value < _bound(high))
+        above = value >= _parse_bound(low) if left == "[" else value > _parse_bound(low)
+        return above and (value <= _parse_bound(high) if right == "]" else value < _parse_bound(high))
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def check_type(function: Callable[..., Any], name: str, value: Any, what: str) -
     source = function if inspect.isroutine(function) else getattr(type(function), "__call__", function)  # noqa: B004
     default, kind = inspect.signature(function).parameters[name].default, _hints(source).get(name, Any)
     if not fits(value, kind) and not (type(value) is type(default) and value == default):
-        raise ValueError(f"{what}: got {shown(value)}, expected {type_in_words(kind)}")
+        raise ValueError(f"{what}: got {short_repr(value)}, expected {type_in_words(kind)}")
 
 
 def fits(value: Any, kind: Any) -> bool:
@@ -262,7 +262,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     return hints
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A value in an error: in one line, and short however large it is."""
     if isinstance(value, int) and abs(value) >= 10**40:
         return f"a number of about {int(math.log10(2) * value.bit_length())} digits"
@@ -277,7 +277,7 @@ def check_value(value: Any, kind: Any, declared: Range | None, what: str) -> Non
     value."""
     if typing.get_origin(kind) in (list, Sequence):
         if not isinstance(value, list | tuple):
-            raise ValueError(f"{what}: got {shown(value)}, expected a list")
+            raise ValueError(f"{what}: got {short_repr(value)}, expected a list")
         for one in value:
             check_value(one, typing.get_args(kind)[0], declared, what)
         return
@@ -286,17 +286,19 @@ def check_value(value: Any, kind: Any, declared: Range | None, what: str) -> Non
         if not isinstance(value, Mapping) or not all(
             isinstance(key, str) and isinstance(one, simple) for key, one in value.items()
         ):
-            raise ValueError(f"{what}: got {shown(value)}, expected keys with texts, numbers, true or false")
+            raise ValueError(f"{what}: got {short_repr(value)}, expected keys with texts, numbers, true or false")
         for key, one in value.items():
             check_value(key, str, declared, what)
             numbers = ANY_NUMBER if isinstance(one, float) else WHOLE
-            check_value(one, type(one), declared if isinstance(one, str) else numbers, f"{what}.{shown(key)[1:-1]}")
+            check_value(
+                one, type(one), declared if isinstance(one, str) else numbers, f"{what}.{short_repr(key)[1:-1]}"
+            )
         return
     accepted = (int, float) if kind is float else kind
     if kind in WORDS and (not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool)):
-        raise ValueError(f"{what}: got {shown(value)}, expected {WORDS[kind]}")
+        raise ValueError(f"{what}: got {short_repr(value)}, expected {WORDS[kind]}")
     if declared is not None and value not in declared:
-        raise ValueError(f"{what}: got {shown(value)}, expected {declared}")
+        raise ValueError(f"{what}: got {short_repr(value)}, expected {declared}")
 
 
 def _plain(hint: Any) -> Any:
@@ -311,7 +313,7 @@ def _range_of(hint: Any) -> Range | None:
 
 
 @cache
-def _bound(text: str) -> int | float:
+def _parse_bound(text: str) -> int | float:
     """``3``, ``1e9``, ``inf``, or a power of two, ``2^63``, exactly."""
     base, _, exponent = text.partition("^")
     if exponent:

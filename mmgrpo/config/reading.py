@@ -24,8 +24,8 @@ import yaml
 from mmgrpo.config.advice import as_option, hint, usage_errors
 from mmgrpo.config.names import nearest
 from mmgrpo.config.presets import CATALOGUE, POLICIES, PRESETS
-from mmgrpo.config.ranges import check_ranges, check_value, declarations, shown
-from mmgrpo.config.schedules import taken
+from mmgrpo.config.ranges import check_ranges, check_value, declarations, short_repr
+from mmgrpo.config.schedules import move_schedules
 from mmgrpo.config.settings import LAUNCH, Algorithm, Config
 from mmgrpo.files import write_text
 
@@ -69,7 +69,7 @@ def read_config(
     """A configuration of dataclass ``kind`` from a YAML mapping (of file ``where``), overridden by a command line.
     ``stored``: the file is that of a run, whose settings are all there were, and whatever it lacks has its default."""
     section, arguments = present_section(section, where), present_options(arguments)
-    section, arguments = taken(decided(section, arguments, where), arguments, take_option)
+    section, arguments = move_schedules(drop_undecided(section, arguments, where), arguments, take_option)
     algorithm = section.get("algorithm", {})
     # The file's other algorithm keys override a preset, also one of the command line, so the preset is set first.
     preset, _ = take_option(arguments, "--algorithm.preset")
@@ -115,7 +115,7 @@ def preset_settings(kind: type, name: str, where: str) -> dict[str, dict[str, An
     return deepcopy(chosen)
 
 
-def stated(config: Config) -> dict[str, tuple[Any, Any]]:
+def compare_with_preset(config: Config) -> dict[str, tuple[Any, Any]]:
     """The settings by which a preset samples, by dotted name: as they are in a run, and those of the preset."""
     settings = preset_settings(type(config), config.algorithm.preset, "the run")
     return {
@@ -126,10 +126,10 @@ def stated(config: Config) -> dict[str, tuple[Any, Any]]:
 
 
 def sampled_as(config: Config) -> str:
-    """``stated`` in words; empty: the preset has no such settings."""
+    """The pairs of ``compare_with_preset`` in words; empty: the preset has no such settings."""
     return ", ".join(
         f"{name}={value}" + (f" (in place of {usual})" if value != usual else "")
-        for name, (value, usual) in stated(config).items()
+        for name, (value, usual) in compare_with_preset(config).items()
     )
 
 
@@ -140,7 +140,7 @@ def naming_preset(config: Config) -> Iterator[None]:
         yield
     except ValueError as error:
         name, preset = str(error).partition(":")[0], config.algorithm.preset
-        value, usual = stated(config).get(name, (None, ""))
+        value, usual = compare_with_preset(config).get(name, (None, ""))
         if value == usual and len(error.args) == 1:
             error.args = (f"{error}; {name}={value} is that of the preset '{preset}', which --{name} overrides",)
         raise
@@ -178,7 +178,7 @@ UNDECIDED = "???"
 """Beginning of a value that is still to be written, as in OmegaConf; what follows says why (``mmgrpo migrate``)."""
 
 
-def undecided(section: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def undecided_settings(section: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """The settings of a file that are not decided yet, with what each still needs.
 
     These are values that begin with ``???``, or that contain such a one, and all entries of a section ``undecided``,
@@ -190,11 +190,11 @@ def undecided(section: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping):
             if name == "undecided":
                 found |= {
-                    f"{name}.{inner}": reason if isinstance(reason, str) else shown(reason)
+                    f"{name}.{inner}": reason if isinstance(reason, str) else short_repr(reason)
                     for inner, reason in value.items()
                 }
             else:
-                found |= undecided(value, f"{name}.")
+                found |= undecided_settings(value, f"{name}.")
             continue
         several = value if isinstance(value, list) else [value]
         words = [one for one in several if isinstance(one, str) and one.startswith(UNDECIDED)]
@@ -204,10 +204,10 @@ def undecided(section: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def decided(section: Mapping[str, Any], arguments: Sequence[str], where: str) -> dict[str, Any]:
+def drop_undecided(section: Mapping[str, Any], arguments: Sequence[str], where: str) -> dict[str, Any]:
     """The settings of a file without those that the command line decides; ValueError that lists what nobody decides."""
     given = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments if word[:2] == "--"}
-    left = undecided(section)
+    left = undecided_settings(section)
     if missing := {name: text for name, text in left.items() if name not in given}:
         lines = "; ".join(f"{name} ({text[:300]})" if text else name for name, text in missing.items())
         raise ValueError(
@@ -229,7 +229,7 @@ def without(section: Mapping[str, Any], names: Collection[str], prefix: str = ""
 def from_arguments(default: C, arguments: Sequence[str], about: str) -> C:
     """Override a configuration by a command line; an unknown option is an error that names the nearest one, and a value
     outside of its range one that names the option."""
-    config, unknown = _parsed(default, arguments, about)
+    config, unknown = _parse_options(default, arguments, about)
     if unknown:
         if not unknown[0].startswith("-"):
             whole = next((argument for argument in arguments if argument.endswith(f"={unknown[0]}")), unknown[0])
@@ -246,7 +246,7 @@ def from_arguments(default: C, arguments: Sequence[str], about: str) -> C:
     return config
 
 
-def _parsed(default: C, arguments: Sequence[str], about: str) -> tuple[C, list[str]]:
+def _parse_options(default: C, arguments: Sequence[str], about: str) -> tuple[C, list[str]]:
     """A configuration with the options of a command line, and the words of it that are none.
 
     A parser of all options takes a tenth of a second to make, so first one of those is made that are given; the
@@ -254,7 +254,7 @@ def _parsed(default: C, arguments: Sequence[str], about: str) -> tuple[C, list[s
     """
     import tyro
 
-    if isinstance(default, Config) and (names := _given(type(default), arguments)) is not None:
+    if isinstance(default, Config) and (names := _given_options(type(default), arguments)) is not None:
         few = _few(default, names)
         try:
             with redirect_stderr(StringIO()), redirect_stdout(StringIO()):
@@ -262,14 +262,14 @@ def _parsed(default: C, arguments: Sequence[str], about: str) -> tuple[C, list[s
         except SystemExit:
             unknown = ["a value that is none of its option"]
         if not unknown:
-            return _merged(default, read), []
+            return _merge(default, read), []
     with usage_errors():
         return tyro.cli(
             type(default), args=list(arguments), default=default, description=about, return_unknown_args=True
         )
 
 
-def _given(kind: type, arguments: Sequence[str]) -> set[str] | None:
+def _given_options(kind: type, arguments: Sequence[str]) -> set[str] | None:
     """The options that a command line names, a switch that it turns off by its name; None where one is not known."""
     known, given = set(option_names(kind)), set()
     for word in arguments:
@@ -306,11 +306,11 @@ def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind, include_extras=True)
 
 
-def _merged(default: C, few: Any) -> C:
+def _merge(default: C, few: Any) -> C:
     """A configuration with those values that ``few`` has."""
     values = {f.name: getattr(few, f.name) for f in dataclasses.fields(few)}
     inner_values = {
-        name: _merged(getattr(default, name), one) for name, one in values.items() if dataclasses.is_dataclass(one)
+        name: _merge(getattr(default, name), one) for name, one in values.items() if dataclasses.is_dataclass(one)
     }
     return dataclasses.replace(cast(Any, default), **{**values, **inner_values})
 
@@ -361,7 +361,7 @@ def build(
         expected = hints[name]
         if dataclasses.is_dataclass(expected):
             if not isinstance(value, Mapping):
-                raise ValueError(f"{where}: '{prefix}{name}' must be a section of keys, got {shown(value)}")
+                raise ValueError(f"{where}: '{prefix}{name}' must be a section of keys, got {short_repr(value)}")
             values[name] = build(expected, value, where, f"{prefix}{name}.", spelled)  # type: ignore[arg-type]
         else:
             values[name] = _number(value) if expected is float else value
@@ -429,11 +429,11 @@ def write_yaml(path: Path, config: Any) -> None:
     write_text(path, yaml.safe_dump(section, sort_keys=False, allow_unicode=True))
 
 
-def dotted(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings as one level of ``section.key``."""
     values: dict[str, Any] = {}
     for key, value in section.items():
-        values |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        values |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return values
 
 
@@ -444,8 +444,8 @@ def without_launch(section: Mapping[str, Any], where: str) -> dict[str, Any]:
         if section.get(name):
             option = f"--{name.replace('_', '-')}"
             raise ValueError(
-                f"{where}: got {name}: {shown(section[name])}, which is an option of the command line only; remove the "
-                f"line, and write {option} where it is wanted"
+                f"{where}: got {name}: {short_repr(section[name])}, which is an option of the command line only; "
+                f"remove the line, and write {option} where it is wanted"
             )
     return {name: value for name, value in section.items() if name not in LAUNCH}
 

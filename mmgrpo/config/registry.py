@@ -131,7 +131,7 @@ def table_of(kind: str) -> dict[str, Block]:
     return table
 
 
-def registered() -> dict[str, dict[str, Block]]:
+def all_blocks() -> dict[str, dict[str, Block]]:
     """All blocks by kind and name. The rooms of the package are imported for it, but not its commands."""
     _import_rooms()
     return {kind: {name: row for table in tables for name, row in table.items()} for kind, tables in TABLES.items()}
@@ -153,7 +153,7 @@ table_of("schedule").update(
 )
 
 LEVELS = ("decision", "row", "group")
-_OWN: dict[Callable[..., Any], Block] = {}
+_DECORATED: dict[Callable[..., Any], Block] = {}
 
 
 @overload
@@ -192,9 +192,9 @@ def block(
         raise ValueError(f"block: level is {level!r}; it is one of {', '.join(LEVELS)}")
 
     def register(fn: F) -> F:
-        _OWN[fn] = Block(fn, level, None, inner, requires, rewards, method, gives, single)
+        _DECORATED[fn] = Block(fn, level, None, inner, requires, rewards, method, gives, single)
         if table is not None:
-            table[name or fn.__name__] = _OWN[fn]
+            table[name or fn.__name__] = _DECORATED[fn]
         return fn
 
     return register
@@ -215,11 +215,11 @@ class Bound:
         those of the rollout). ``NETWORK_SCORE`` is ``NETWORK.SCORE`` (``SCORES_OF_NETWORKS``), a name that no record of
         the batch can have: ``old_log_probs`` are always the rollout's, ``old.log_probs`` those of a network named old.
         """
-        return tuple(self._named(name) for name in self.block.needs)
+        return tuple(self._input_name(name) for name in self.block.needs)
 
-    def _named(self, name: str) -> str:
+    def _input_name(self, name: str) -> str:
         if name.startswith("changed_"):
-            return f"{self._named(name[8:])}@{self._parameter('change')}"
+            return f"{self._input_name(name[8:])}@{self._parameter('change')}"
         network, _, what = name.partition("_")
         if what == "log_probs" and network in self.block.parameters:
             network = self._parameter(network)
@@ -237,7 +237,7 @@ class Bound:
         return self.block.fn(*(inputs[name] for name in self.needs), **self.parameters)
 
     @property
-    def written(self) -> tuple[str, ...]:
+    def assignments(self) -> tuple[str, ...]:
         """Its parameters with their values, those that are not given included: ``name=value``."""
         return tuple(f"{name}={self._parameter(name)}" for name in self.block.parameters)
 
@@ -246,7 +246,7 @@ class Bound:
         """All its parameters, those that are not given with their defaults."""
         return {name: self._parameter(name) for name in self.block.parameters}
 
-    def named(self, kind: str) -> list[tuple[str, Naming]]:
+    def names_of(self, kind: str) -> list[tuple[str, Naming]]:
         """The names in its parameters that are of a kind, and what is said of them."""
         there = [(self._parameter(name), one) for name, one in self.block.names.items() if one.kind == kind]
         each = [(value if isinstance(value, list | tuple) else [value], one) for value, one in there]
@@ -277,9 +277,9 @@ class Bound:
     def schedules(self) -> dict[str, Schedule]:
         """The parameters that follow a schedule, as ``block.parameter``."""
         name = parse(self.text)[0]
-        return {f"{name}.{key}": one for parameter in self.parameters for key, one in self._scheduled(parameter)}
+        return {f"{name}.{key}": one for parameter in self.parameters for key, one in self._schedules_of(parameter)}
 
-    def _scheduled(self, parameter: str) -> Iterator[tuple[str, Schedule]]:
+    def _schedules_of(self, parameter: str) -> Iterator[tuple[str, Schedule]]:
         """The schedules of a parameter: its own, or those of the numbers of a mapping, as ``parameter.key``."""
         value = self.parameters[parameter]
         numbers = {f"{parameter}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {}
@@ -289,7 +289,7 @@ class Bound:
         """The same block with the numbers of its schedules at a time; itself if it has none."""
         found: dict[str, Any] = {}
         for parameter, value in self.parameters.items():
-            schedules = {key: one.at(now) for key, one in self._scheduled(parameter)}
+            schedules = {key: one.at(now) for key, one in self._schedules_of(parameter)}
             if schedules and isinstance(value, dict):
                 found[parameter] = {key: schedules.get(f"{parameter}.{key}", one) for key, one in value.items()}
             elif schedules:
@@ -350,7 +350,7 @@ def bind(text: str, table: Mapping[str, Block], what: str, scheduled: bool = Fal
     values of a wrong type or out of range. A whole number for a parameter that is declared ``float`` is converted.
     Parameters may follow schedules where the caller resolves them (``scheduled``), all whose values are checked."""
     name, parameters = parse(text, what)
-    row = _own(name, what) if ":" in name else table.get(name)
+    row = _block_of_user(name, what) if ":" in name else table.get(name)
     if row is None:
         raise ValueError(f"{what}: unknown block '{name}'.{nearest(name, table)} One of your own is module:function.")
     for parameter in parameters:
@@ -364,7 +364,7 @@ def bind(text: str, table: Mapping[str, Block], what: str, scheduled: bool = Fal
         for one in (value.values() if isinstance(value, dict) else [value]) if not scheduled else ():
             if isinstance(one, Schedule):
                 raise ValueError(f"{place}: got {one.text}, expected one value for the whole run")
-        parameters[parameter] = checked(row.fn, parameter, value, place)
+        parameters[parameter] = check_scheduled(row.fn, parameter, value, place)
     for parameter, inner in row.inner.items():
         bind(parameters.get(parameter, row.parameters[parameter].default), inner, f"{what}: {parameter} of {name}")
     bound = Bound(text, row, parameters)
@@ -385,7 +385,7 @@ def refuse_names(where: str, bound: Bound, rewards: Mapping[str, float], network
     """ValueError for a parameter of a block that names a reward or a network that the run has not, or a reward whose
     weight cannot be (``Naming``). ``rewards``: their weights by name."""
     for kind, known in (("reward", rewards), ("network", networks)):
-        for name, naming in bound.named(kind):
+        for name, naming in bound.names_of(kind):
             refuse_unknown(f"{where}: {bound.text}", kind, name, known)
             if naming.weight is not None and naming.weight != bool(rewards[name]):
                 why = "puts it on the scale of the others" if naming.weight else "would count it twice"
@@ -419,7 +419,7 @@ def bind_scheduled(text: str, table: Mapping[str, Block], what: str) -> Bound:
     return bind(text, table, what, scheduled=True)
 
 
-def checked(function: Callable[..., Any], parameter: str, value: Any, what: str) -> Any:
+def check_scheduled(function: Callable[..., Any], parameter: str, value: Any, what: str) -> Any:
     """``check_parameter`` of a value, or of all values of a schedule; of a mapping with schedules, of each of its own
     values."""
     if isinstance(value, dict) and any(isinstance(one, Schedule) for one in value.values()):
@@ -435,11 +435,11 @@ def checked(function: Callable[..., Any], parameter: str, value: Any, what: str)
     return value
 
 
-def _own(name: str, what: str) -> Block:
+def _block_of_user(name: str, what: str) -> Block:
     fn = load_object(name, what)
-    if fn not in _OWN:
+    if fn not in _DECORATED:
         raise ValueError(
             f"{what}: '{name}' does not say what it must see together; decorate it with @mmgrpo.block(level=...): "
             f"{', '.join(LEVELS)}"
         )
-    return _OWN[fn]
+    return _DECORATED[fn]

@@ -37,7 +37,7 @@ from mmgrpo.config.ranges import (
     check_parameter,
     check_value,
     declarations,
-    shown,
+    short_repr,
     within,
 )
 
@@ -279,7 +279,7 @@ class Scheduled(Protocol):
         ...
 
 
-def named(*recipes: Any) -> dict[str, Schedule]:
+def schedules_of(*recipes: Any) -> dict[str, Schedule]:
     """The schedules of recipes, dataclasses of blocks, as ``block.parameter``; ``block#2.parameter`` for a block that
     stands twice in one."""
     schedules: dict[str, Schedule] = {}
@@ -308,7 +308,7 @@ def of_call(node: ast.Call, what: str) -> Schedule:
     known, text = {**SCHEDULES, **RULES}, ast.unparse(node)
     name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
     if name not in known:
-        raise ValueError(f"{what}: unknown schedule '{name}' in {shown(text)}.{nearest(name, known)}")
+        raise ValueError(f"{what}: unknown schedule '{name}' in {short_repr(text)}.{nearest(name, known)}")
     arguments = tuple(ast.literal_eval(one) for one in node.args)
     named = {str(one.arg): ast.literal_eval(one.value) for one in node.keywords}
     try:
@@ -327,7 +327,7 @@ def of_call(node: ast.Call, what: str) -> Schedule:
 def _check_changes(changes: Sequence[Any], what: str) -> None:
     for change in changes:
         if not (isinstance(change, tuple) and len(change) == 2):
-            raise ValueError(f"{what}: got {shown(change)}, expected a pair (step, value)")
+            raise ValueError(f"{what}: got {short_repr(change)}, expected a pair (step, value)")
         check_value(change[0], int, COUNT_OR_ZERO, what)
         check_value(change[1], float, ANY_NUMBER, what)
     starts = [start for start, _ in changes]
@@ -356,7 +356,7 @@ def read(text: str, what: str) -> Schedule | None:
     except (ValueError, TypeError, SyntaxError, RecursionError) as error:
         if str(error).startswith(what):
             raise
-        raise ValueError(f"{what}: got {shown(text)}, expected numbers as parameters of a schedule") from error
+        raise ValueError(f"{what}: got {short_repr(text)}, expected numbers as parameters of a schedule") from error
 
 
 def at(value: T, now: Now) -> T:
@@ -385,9 +385,9 @@ def of_settings(config: Any) -> dict[str, Schedule]:
         name, _, value = (part.strip() for part in text.partition("="))
         schedule = read(value, f"schedules: {name}")
         if name not in SETTINGS or name in found:
-            raise ValueError(f"schedules: {shown(text)}: got '{name}' twice, or unknown.{nearest(name, SETTINGS)}")
+            raise ValueError(f"schedules: {short_repr(text)}: got '{name}' twice, or unknown.{nearest(name, SETTINGS)}")
         if schedule is None:
-            raise ValueError(f"schedules: {name}: got {shown(value)}, expected a schedule, e.g. linear(1, 2, 100)")
+            raise ValueError(f"schedules: {name}: got {short_repr(value)}, expected a schedule, e.g. linear(1, 2, 100)")
         section, _, key = name.partition(".")
         kinds = declarations(type(getattr(config, section)))
         if key not in kinds:
@@ -399,7 +399,7 @@ def of_settings(config: Any) -> dict[str, Schedule]:
     return found
 
 
-def taken(section: Mapping[str, Any], arguments: Sequence[str], take: Any) -> tuple[dict[str, Any], list[str]]:
+def move_schedules(section: Mapping[str, Any], arguments: Sequence[str], take: Any) -> tuple[dict[str, Any], list[str]]:
     """A file's settings and a command line with the schedules that stand in the place of numbers moved to
     ``schedules``; the setting itself becomes the largest value. ``take(arguments, option)`` takes an option out."""
     arguments, moved = list(arguments), []

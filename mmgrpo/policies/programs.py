@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.config.plugins import load_object
-from mmgrpo.config.ranges import shown
+from mmgrpo.config.ranges import short_repr
 from mmgrpo.policies.chains import Chains, padded
 from mmgrpo.policies.generation import Drawing, Generated
 from mmgrpo.policies.token_model import Query, Sequences
@@ -138,7 +138,8 @@ class Sample:
             raise RuntimeError(f"sampling.program: {name} failed {of_prompt}: {error!r}") from error
         if not isinstance(asked, Ask) or not isinstance(asked.text, str) or not asked.text:
             raise ValueError(
-                f"sampling.program: {name} yielded {shown(asked)} {of_prompt}, expected Ask(text, module) with a text"
+                f"sampling.program: {name} yielded {short_repr(asked)} {of_prompt}, "
+                "expected Ask(text, module) with a text"
             )
         self.ask = asked
         if len(self.calls) == most:
@@ -151,7 +152,9 @@ class Sample:
         if value is None or isinstance(value, str):
             return Given(self.calls[-1].text if value is None else value)
         if not isinstance(value, Given) or not isinstance(value.text, str):
-            raise ValueError(f"sampling.program: {where} returned {shown(value)}, expected a text or Given(text, ...)")
+            raise ValueError(
+                f"sampling.program: {where} returned {short_repr(value)}, expected a text or Given(text, ...)"
+            )
         if value.rewards and len(value.rewards) != len(self.trained):
             raise ValueError(
                 f"sampling.program: {where} returned {len(value.rewards)} rewards, expected {len(self.trained)}, one "

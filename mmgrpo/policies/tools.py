@@ -36,7 +36,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmgrpo.config.names import nearest
-from mmgrpo.config.ranges import shown
+from mmgrpo.config.ranges import short_repr
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.messages import appended
 from mmgrpo.policies.generation import Generated
@@ -607,7 +607,7 @@ class Tools:
             if one.fault:
                 return math.nan
             if not error and not abs(value) <= torch.finfo(torch.float32).max:
-                error = f"it returned {shown(value)}, expected a finite number"
+                error = f"it returned {short_repr(value)}, expected a finite number"
             if error:
                 warnings.warn(
                     f"sampling.tools: {method} of class '{owner.__name__}' failed for a completion of prompt "

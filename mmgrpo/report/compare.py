@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmgrpo.config.reading import dotted
+from mmgrpo.config.reading import flatten
 from mmgrpo.report.run_folder import read_evaluation, read_measured
 from mmgrpo.report.terminal import style
 from mmgrpo.report.untrusted import MAX_CONFIG, MAX_JSON, mapping, parse_json, parse_yaml, printable, read_text
@@ -102,7 +102,7 @@ def read_ended(folder: Path) -> Run:
     return Run(
         folder=folder,
         seed=seed if isinstance(seed, int) else 0,
-        settings={name: value for name, value in dotted(config).items() if name.split(".")[0] not in WHICH},
+        settings={name: value for name, value in flatten(config).items() if name.split(".")[0] not in WHICH},
         prompts=after.prompts,
         before=before.values,
         after=after.values,

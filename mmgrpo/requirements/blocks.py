@@ -160,7 +160,7 @@ def traits_of(
     """What the blocks of an algorithm, and the schedules of settings, have by which others exclude them."""
     bounds = [(f"algorithm.{line}", one) for line, several in lines_of(recipe, loss).items() for one in several]
     blocks = {
-        (name, one.text): {*one.needs, f"level={one.block.level}", *one.written}
+        (name, one.text): {*one.needs, f"level={one.block.level}", *one.assignments}
         | ({f"method={one.block.method}"} if one.block.method else set())
         for name, one in bounds
     }

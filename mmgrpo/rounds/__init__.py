@@ -8,7 +8,7 @@ from typing import Any
 
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.registry import parse
-from mmgrpo.config.schedules import Schedule, named
+from mmgrpo.config.schedules import Schedule, schedules_of
 from mmgrpo.config.settings import Optim
 from mmgrpo.prompts.drawing import Sampling
 from mmgrpo.rounds.callback import Callback, Choices
@@ -70,7 +70,7 @@ def schedule_callbacks(
 ) -> list[Callback]:
     """The callback that changes numbers during a run of so many steps; none where nothing follows a schedule. It stands
     behind all others, whose metrics its rules may follow. ``settings``: the schedules of settings, by name."""
-    of_blocks = named(recipe, loss, samplers)
+    of_blocks = schedules_of(recipe, loss, samplers)
     if not (of_blocks or settings or any(one.schedule for one in scorers)):
         return []
     from mmgrpo.rounds.schedules import Schedules

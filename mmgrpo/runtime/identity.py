@@ -20,7 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.config.reading import dotted, load_yaml, present_section
+from mmgrpo.config.reading import flatten, load_yaml, present_section
 from mmgrpo.config.settings import LAUNCH, Config
 from mmgrpo.files import write_text
 
@@ -99,9 +99,9 @@ class Identity:
         """What ``config`` changes, old and new; a ValueError if that includes what cannot change. A setting that the
         run lacks, since its version did not have it, was at its default."""
         path = folder / "config.yaml"
-        now, defaults = dotted(dataclasses.asdict(config)), dotted(dataclasses.asdict(type(config)()))
+        now, defaults = flatten(dataclasses.asdict(config)), flatten(dataclasses.asdict(type(config)()))
         # Absent where the start was cut off after the marker; the fingerprint then decides alone.
-        written = dotted(present_section(load_yaml(path), str(path))) if path.is_file() else now
+        written = flatten(present_section(load_yaml(path), str(path))) if path.is_file() else now
         before = defaults | written
         changed = {
             key: (before.get(key), value)
@@ -157,7 +157,7 @@ def _fingerprint(config: Config, known: Collection[str] | None = None) -> str:
     """The fingerprint of the settings that cannot change on resume; ``known``: of those that a version had."""
     from mmgrpo.runtime import fingerprint  # which needs torch, as --help of a command does not
 
-    settings = dotted(dataclasses.asdict(config))
+    settings = flatten(dataclasses.asdict(config))
     return fingerprint.of_settings(
         {key: value for key, value in settings.items() if key not in FREE_ON_RESUME and (known is None or key in known)}
     )

@@ -19,7 +19,7 @@ from typing import Any, Generic, ParamSpec
 
 from safetensors import SafetensorError, safe_open
 
-from mmgrpo.config.plugins import PYPI, WEIGHTS, load_object, registered
+from mmgrpo.config.plugins import PYPI, WEIGHTS, entry_points_of, load_object
 
 Given = ParamSpec("Given")
 """What the function of weights is given."""
@@ -47,7 +47,7 @@ def kept_in(folder: Path, licence: str = "") -> Callable[[Callable[Given, Path]]
 
 def record_of(source: str) -> Weights[...] | None:
     """The record of ``pypi:<name>``; None for a name that no package registers, and for a function without one."""
-    for point in registered(WEIGHTS):
+    for point in entry_points_of(WEIGHTS):
         if f"{PYPI}{point.name}" == source:
             weights = load_object(f"{point.module}:{point.attr}", f"'{source}'", own=False)
             return weights if isinstance(weights, Weights) else None

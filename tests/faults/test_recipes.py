@@ -177,5 +177,5 @@ def test_what_a_package_names_as_weights_is_a_function_of_its_own(monkeypatch):
     from importlib.metadata import EntryPoint
 
     points = (EntryPoint("a", "os:abort", plugins.WEIGHTS), EntryPoint("b", "own:mark", plugins.WEIGHTS))
-    monkeypatch.setattr(plugins, "registered", lambda group: points)
+    monkeypatch.setattr(plugins, "entry_points_of", lambda group: points)
     assert "'pypi:a': 'os:abort'" in refusal(plugins.locate, "pypi:a")

@@ -49,7 +49,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def forget_plugins() -> None:
     """Look for what packages offer once more."""
-    for lookup in (plugins.registered, plugins.table, plugins.packages):
+    for lookup in (plugins.entry_points_of, plugins.table, plugins.packages):
         lookup.cache_clear()
 
 

@@ -14,7 +14,7 @@ from mmgrpo.catalogue.papers import STATUS, Paper, papers
 from mmgrpo.cli.explain import settings_of
 from mmgrpo.config.presets import BASE, CATALOGUE
 from mmgrpo.config.reading import setting_names
-from mmgrpo.config.registry import Block, registered
+from mmgrpo.config.registry import Block, all_blocks
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import all_families
 from mmgrpo.rewards import entries
@@ -61,7 +61,7 @@ def test_pages_hold_little_that_is_made_from_data() -> None:
 def test_every_setting_block_and_reward_is_in_its_table() -> None:
     known = {name for family in all_families().values() for name in setting_names(config_class(family.sections))}
     assert {*named(settings.settings())} == known
-    for kind, table in registered().items():
+    for kind, table in all_blocks().items():
         assert {*named(settings.blocks(kind))} == {name for name in table if name.isidentifier()}
     assert named(settings.rewards()) == named(settings.properties()) == sorted(entries())
 

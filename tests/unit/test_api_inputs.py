@@ -210,7 +210,7 @@ def greeting(tmp_path, monkeypatch) -> Iterator[str]:
         "[mmgrpo.families]\ngreeting = greeting:FAMILIES\n[mmgrpo.rewards]\ngreeting = greeting:REWARDS\n"
     )
     monkeypatch.syspath_prepend(library)
-    remembered = (plugins.registered, plugins.table, plugins.packages)
+    remembered = (plugins.entry_points_of, plugins.table, plugins.packages)
     for function in remembered:
         function.cache_clear()
     yield maker("causal_lm")(tmp_path / "model")

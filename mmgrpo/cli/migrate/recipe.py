@@ -16,7 +16,7 @@ from mmgrpo.cli.migrate.tables import PROJECTS, Row, Table, table
 from mmgrpo.cli.migrate.trl_script import flags_of, from_trl_script
 from mmgrpo.cli.train import arithmetic
 from mmgrpo.config.names import nearest
-from mmgrpo.config.reading import UNDECIDED, build, setting_names, undecided, with_preset, without
+from mmgrpo.config.reading import UNDECIDED, build, setting_names, undecided_settings, with_preset, without
 from mmgrpo.config.settings import Missing, config_class
 from mmgrpo.data.values import CONTROL
 from mmgrpo.family import family
@@ -249,7 +249,7 @@ def account(draft: Draft) -> None:
 def check(section: Mapping[str, Any], chosen: Any, source: Source) -> str:
     """Raise ValueError where the recipe would be refused; returns what is only not installed here."""
     try:
-        known = without(section, undecided(section).keys() | OF_TOOLS)
+        known = without(section, undecided_settings(section).keys() | OF_TOOLS)
         kind = config_class(chosen.sections)
         arithmetic(build(kind, with_preset(kind, known, "the recipe"), "the recipe"))
     except Missing as error:

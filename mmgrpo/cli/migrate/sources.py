@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.cli.migrate.script import command_of
-from mmgrpo.config.ranges import shown
+from mmgrpo.config.ranges import short_repr
 from mmgrpo.config.reading import load_yaml
 
 MAX_BYTES = 1 << 20
@@ -145,7 +145,7 @@ def flatten(source: Source, section: Mapping[Any, Any], nested: bool, prefix: st
         raise ValueError(f"{source.name}: {prefix[:100]}: sections in more than {MAX_DEPTH} levels")
     for key, value in section.items():
         if not isinstance(key, str):
-            raise ValueError(f"{source.name}: {prefix}{shown(key)}: got a key that is no text; quote it")
+            raise ValueError(f"{source.name}: {prefix}{short_repr(key)}: got a key that is no text; quote it")
         if nested and isinstance(value, Mapping) and value:
             flatten(source, value, nested, f"{prefix}{key}.", depth + 1)
         else:
@@ -193,7 +193,7 @@ def from_words(source: Source, words: Sequence[str]) -> None:
         elif word.startswith("$"):
             source.unread[word[:100]] = "what the shell puts there"
         else:
-            raise ValueError(f"{source.name}: got {shown(word)}, expected --key value or section.key=value")
+            raise ValueError(f"{source.name}: got {short_repr(word)}, expected --key value or section.key=value")
 
 
 def _values(queue: list[str]) -> Iterator[str]:

@@ -32,7 +32,7 @@ from mmgrpo.cli.options import words
 from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import EMBEDDED, PYPI
 from mmgrpo.config.ranges import ANY_TEXT
-from mmgrpo.config.reading import dotted, from_arguments, take_option
+from mmgrpo.config.reading import flatten, from_arguments, take_option
 from mmgrpo.config.settings import Config, config_class
 from mmgrpo.family import Family, families, family
 from mmgrpo.report import validation
@@ -238,10 +238,10 @@ def run(owner: Family, config: Config, label: str) -> Validation:
     with tempfile.TemporaryDirectory(prefix="validate-") as place:
         job = Job(owner, config, device, Path(place))
         found = outcomes(job)
-    usual = dotted(asdict(config_class(owner.sections)()))
+    usual = flatten(asdict(config_class(owner.sections)()))
     changed = {
         name: value
-        for name, value in dotted(asdict(config)).items()
+        for name, value in flatten(asdict(config)).items()
         if name.startswith(("model.", "sampling.")) and value != usual.get(name) and name not in LEFT_OUT
     }
     return Validation(

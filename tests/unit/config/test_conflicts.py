@@ -25,7 +25,7 @@ from mmgrpo.config.conflicts import (
     where,
 )
 from mmgrpo.config.needs import UNSET, sections_of, values_of
-from mmgrpo.config.registry import LEVELS, registered
+from mmgrpo.config.registry import LEVELS, all_blocks
 from mmgrpo.family import families
 from mmgrpo.policies.categorical import CategoricalPolicy
 from mmgrpo.prompts.added import ADDITIONS
@@ -105,7 +105,7 @@ def test_a_conflict_is_refused_in_both_directions_by_both_names(family, name, on
 
 def test_every_setting_and_trait_of_a_conflict_is_known():
     settings = {name for config in CONFIGS.values() for name in values_of(sections_of(config))} | {*FACTS}
-    blocks = [block for table in registered().values() for block in table.values()]
+    blocks = [block for table in all_blocks().values() for block in table.values()]
     inputs = {name for block in blocks for name in block.needs} | RECORDS.keys()
     parameters = {name for block in blocks for name in block.parameters} | {"by", "level", "method"}
     for _, name, one, other in PAIRS:

@@ -19,7 +19,7 @@ from mmgrpo.types import Prompt, Text
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """What is remembered of installed packages is forgotten before and after."""
-    remembered = (plugins.registered, plugins.table, plugins.packages)
+    remembered = (plugins.entry_points_of, plugins.table, plugins.packages)
     for function in remembered:
         function.cache_clear()
     yield

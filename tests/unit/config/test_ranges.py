@@ -22,10 +22,10 @@ from mmgrpo.config.ranges import (
     check_ranges,
     fits,
     one_of,
-    shown,
+    short_repr,
     within,
 )
-from mmgrpo.config.registry import Block, bind, registered
+from mmgrpo.config.registry import Block, all_blocks, bind
 from mmgrpo.config.settings import Config, Data, Distributed, Optim, install_tracker
 from mmgrpo.objectives import MISMATCH, OBJECTIVES, TERMS
 from mmgrpo.update import learning_rate
@@ -194,10 +194,10 @@ def test_the_optimizer_alone_is_checked_too():
     ],
 )
 def test_a_value_in_an_error_is_short_and_in_one_line(value, expected):
-    assert shown(value) == expected
-    assert len(shown("x" * 5000)) == 100
-    assert shown(10**40 - 1) == "9" * 40 and shown(-(10**40)) == "a number of about 40 digits"
-    assert shown(10**5000) == "a number of about 5000 digits"  # which Python refuses to print
+    assert short_repr(value) == expected
+    assert len(short_repr("x" * 5000)) == 100
+    assert short_repr(10**40 - 1) == "9" * 40 and short_repr(-(10**40)) == "a number of about 40 digits"
+    assert short_repr(10**5000) == "a number of about 5000 digits"  # which Python refuses to print
 
 
 def scale(x: float, by: Annotated[float, within("(0, 1]")] = 1.0, shift: float = 0.0, count: int = 1) -> float:
@@ -300,7 +300,7 @@ def test_bounds_may_be_absent_and_values_negative_where_they_have_a_meaning(tabl
 
 def test_the_range_of_a_block_of_ours_is_read_though_annotations_are_texts():
     """A name that its module does not import would be passed over, as those for type checkers are."""
-    for kind, blocks in registered().items():
+    for kind, blocks in all_blocks().items():
         for name, one in blocks.items():
             ranged = {p for p, text in one.fn.__annotations__.items() if "Annotated[" in str(text)}
             read = {p for p, hint in _hints(one.fn).items() if get_origin(hint) is Annotated}

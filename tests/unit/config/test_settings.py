@@ -58,7 +58,7 @@ def test_later_layers_win(recipe):
 )
 def test_a_parser_of_the_given_options_reads_what_one_of_all_options_reads(line, monkeypatch):
     few = read(line.split(), "", "sd3")
-    monkeypatch.setattr(reading, "_given", lambda kind, arguments: None)
+    monkeypatch.setattr(reading, "_given_options", lambda kind, arguments: None)
     assert few == read(line.split(), "", "sd3")
 
 

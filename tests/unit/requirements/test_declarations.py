@@ -17,7 +17,7 @@ import pytest
 
 from mmgrpo.config.needs import Needs
 from mmgrpo.config.ranges import metadata_of
-from mmgrpo.config.registry import TABLES, Block, Bound, Naming, bind, bind_several, refuse_names, registered
+from mmgrpo.config.registry import TABLES, Block, Bound, Naming, all_blocks, bind, bind_several, refuse_names
 from mmgrpo.requirements.blocks import (
     OF_INPUTS,
     REQUIREMENTS,
@@ -29,7 +29,7 @@ from mmgrpo.runtime.networks import NETWORKS
 from mmgrpo.update import LossRecipe
 from tests.building import recipe
 
-BLOCKS = {(kind, name): block for kind, table in registered().items() for name, block in table.items()}
+BLOCKS = {(kind, name): block for kind, table in all_blocks().items() for name, block in table.items()}
 
 
 def nothing(**_: Any) -> None:

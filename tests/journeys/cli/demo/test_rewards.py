@@ -15,7 +15,7 @@ from mmgrpo.cli import score as score_command
 from mmgrpo.cli.demo import parts, rewards
 from mmgrpo.cli.demo.models import Opened
 from mmgrpo.cli.demo.rewards import Score, attack_html, attacked, effect, verdict
-from mmgrpo.config.plugins import PYPI, WEIGHTS, registered
+from mmgrpo.config.plugins import PYPI, WEIGHTS, entry_points_of
 from mmgrpo.rewards import entries
 from mmgrpo.runtime.pypi_weights import is_downloaded
 from mmgrpo.types import Output, Prompt, Text
@@ -96,9 +96,9 @@ def test_what_is_missing_is_said_and_not_tried(name, reason, monkeypatch, tmp_pa
 def test_weights_that_were_downloaded_are_not_missing(monkeypatch, tmp_path):
     """Of every registered name: its own folder says so, and no other."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    sources = [f"{PYPI}{point.name}" for point in registered(WEIGHTS)]
+    sources = [f"{PYPI}{point.name}" for point in entry_points_of(WEIGHTS)]
     assert len(sources) > 8 and not any(map(is_downloaded, [*sources, f"{PYPI}nothing"]))
-    for point in registered(WEIGHTS):
+    for point in entry_points_of(WEIGHTS):
         folder = point.load().folder.expanduser()
         folder.mkdir(parents=True)
         assert [source for source in sources if is_downloaded(source)] == [f"{PYPI}{point.name}"]
