@@ -12,7 +12,7 @@ from mmgrpo.cli.migrate.flows import family_of_dance_grpo
 from mmgrpo.cli.migrate.sources import Source
 from mmgrpo.cli.migrate.tables import table
 from mmgrpo.config.names import plural
-from tests.journeys.cli.migrating import ASSUMED, MEMORY, convert, values, warned
+from tests.journeys.cli.migrating import ASSUMED, MEMORY, cases, convert, values, warned
 
 
 @pytest.mark.parametrize(
@@ -33,33 +33,20 @@ def test_the_family_of_dance_grpo_is_that_of_its_script_else_of_the_model(progra
         family_of_dance_grpo(Source("a.sh", values, program="fastvideo/train_grpo_sd.py"))
 
 
-@pytest.mark.parametrize(
-    ("settings", "family", "lines"),
-    [
-        ({"use_group": True}, "flux", {"preset": "dance_grpo"}),
-        ({}, "flux", {"baseline": "batch_mean", "scale": "batch_std(ddof=1, eps=1e-8)"}),
-        (
-            {"use_group": True, "clip_range": 0.1, "adv_clip_max": 3},
-            "flux",
-            {
-                **{"objective": "ppo(low=0.1, high=0.1)", "shape": ["clamp(limit=3.0)"]},
-                "scale": "group_std(ddof=1, eps=1e-8)",
-            },
-        ),
-        (
-            {"use_group": True, "bestofn": 6},
-            "flux",
-            {"select": ["best_worst(best=3, worst=3)"], "scale": "group_std(ddof=1, eps=1e-8)"},
-        ),
-        ({"use_group": True, "bestofn": 16}, "flux", {"preset": "dance_grpo"}),
-        # Its script for HunyuanVideo always trains the best and the worst, 8 by default.
-        (
-            {"use_group": True},
-            "hunyuan_video",
-            {"select": ["best_worst(best=4, worst=4)"], "scale": "group_std(ddof=1, eps=1e-8)"},
-        ),
-        ({"use_group": True, "num_generations": 8}, "hunyuan_video", {"preset": "dance_grpo"}),
-    ],
+@cases(
+    """
+    settings | family | lines
+    {use_group: true} | flux | {preset: dance_grpo}
+    {} | flux | {baseline: batch_mean, scale: 'batch_std(ddof=1, eps=1e-8)'}
+    {use_group: true, clip_range: 0.1, adv_clip_max: 3} | flux
+        | {objective: 'ppo(low=0.1, high=0.1)', shape: [clamp(limit=3.0)], scale: 'group_std(ddof=1, eps=1e-8)'}
+    {use_group: true, bestofn: 6} | flux
+        | {select: ['best_worst(best=3, worst=3)'], scale: 'group_std(ddof=1, eps=1e-8)'}
+    {use_group: true, bestofn: 16} | flux | {preset: dance_grpo}
+    # Its script for HunyuanVideo always trains the best and the worst, 8 by default.
+    {use_group: true} | hunyuan_video | {select: ['best_worst(best=4, worst=4)'], scale: 'group_std(ddof=1, eps=1e-8)'}
+    {use_group: true, num_generations: 8} | hunyuan_video | {preset: dance_grpo}
+    """
 )
 def test_the_loss_of_dance_grpo(settings: dict[str, Any], family: str, lines: dict[str, Any]):
     draft = convert("dance_grpo", "loss", settings, family=family)
@@ -75,39 +62,23 @@ def test_the_best_and_the_worst_are_at_least_one_each():
 DANCE = {"sampling_steps": 16, "eta": 0.3, "h": 720, "w": 640, "t": 1, "num_generations": 12}
 
 
-@pytest.mark.parametrize(
-    ("settings", "family", "changes", "left"),
-    [
-        ({}, "flux", {"model.guidance": (3.5, "fixed in its script")}, ["t"]),
-        ({"cfg_infer": 2}, "qwen_image", {"model.guidance": (1.0, "fixed in its script")}, ["t"]),
-        ({}, "qwen_image_edit", {"model.guidance": (1.0, "fixed in its script")}, ["t"]),
-        (
-            {"t": 53, "fps": 8},
-            "hunyuan_video",
-            {"model.frames": 53, "model.fps": 8.0, "model.guidance": (6.018, "fixed in its script")},
-            [],
-        ),
-        ({"t": 5}, "wan", {"model.frames": 5, "model.guidance": 5.0}, []),
-        ({"t": 5, "cfg_infer": 4}, "wan", {"model.frames": 5, "model.guidance": 4.0}, []),
-        ({"t": 5}, "skyreels_i2v", {"model.frames": 5, "model.true_cfg_scale": 1.0}, []),
-        ({"cfg_infer": 6}, "skyreels_i2v", {"model.frames": 1, "model.true_cfg_scale": 6.0}, []),
-        (
-            {"shift": 3, "timestep_fraction": 0.6, "init_same_noise": True},
-            "sana",
-            {
-                "sampling.grid": "shifted_linspace(shift=3.0)",
-                "sampling.plan": "random_subset(fraction=0.6, shared_noise=True)",
-                "model.guidance": 5.0,
-            },
-            ["t"],
-        ),
-        (
-            {"use_same_noise": False, "init_same_noise": True},
-            "sana",
-            {"model.guidance": 5.0},
-            ["t"],
-        ),
-    ],
+@cases(
+    """
+    settings | family | changes | left
+    {} | flux | {model.guidance: [3.5, fixed in its script]} | [t]
+    {cfg_infer: 2} | qwen_image | {model.guidance: [1.0, fixed in its script]} | [t]
+    {} | qwen_image_edit | {model.guidance: [1.0, fixed in its script]} | [t]
+    {t: 53, fps: 8} | hunyuan_video | {model.frames: 53, model.fps: 8.0, model.guidance: [6.018, fixed in its script]}
+    {t: 5} | wan | {model.frames: 5, model.guidance: 5.0}
+    {t: 5, cfg_infer: 4} | wan | {model.frames: 5, model.guidance: 4.0}
+    {t: 5} | skyreels_i2v | {model.frames: 5, model.true_cfg_scale: 1.0}
+    {cfg_infer: 6} | skyreels_i2v | {model.frames: 1, model.true_cfg_scale: 6.0}
+    {shift: 3, timestep_fraction: 0.6, init_same_noise: true} | sana
+        | {sampling.grid: shifted_linspace(shift=3.0), sampling.plan: 'random_subset(fraction=0.6, shared_noise=True)',
+            model.guidance: 5.0}
+        | [t]
+    {use_same_noise: false, init_same_noise: true} | sana | {model.guidance: 5.0} | [t]
+    """
 )
 def test_the_sampling_of_dance_grpo(settings: dict[str, Any], family: str, changes: dict[str, Any], left: list[str]):
     draft = convert("dance_grpo", "sampling", DANCE | settings, family=family)
@@ -156,12 +127,12 @@ def test_the_batch_of_dance_grpo(
     size = plural(given["train_batch_size"], "prompt")
     of = f"{plural(processes or 1, 'process', 'processes')}, a batch of {size} each"
     assert values(draft) == {
-        "data.prompts_per_step": (prompts, of),
+        "data.prompts_per_step": [prompts, of],
         "data.group_size": group,
-        "optim.updates": (updates, PARTS),
-        "optim.micro_batch_size": (4, MEMORY),
-        "steps": (steps, note),
-        "save_every": (every, note),
+        "optim.updates": [updates, PARTS],
+        "optim.micro_batch_size": [4, MEMORY],
+        "steps": [steps, note],
+        "save_every": [every, note],
     }
     assert warned(draft, *words)
 
@@ -170,7 +141,7 @@ def test_a_run_of_dance_grpo_without_an_end_and_with_an_average():
     draft = convert("dance_grpo", "batch", {"use_ema": True, "train_batch_size": 8, "gradient_accumulation_steps": 16})
     assert warned(draft, "steps: max_train_steps is not given") and "steps" not in draft.settings
     average = {key: one for key, one in values(draft).items() if key.startswith("optim.ema")}
-    assert average == {"optim.ema": 0.995, "optim.ema_every": (8, "once an iteration")}
+    assert average == {"optim.ema": 0.995, "optim.ema_every": [8, "once an iteration"]}
     with pytest.raises(ValueError, match="ema_decay.*1.5.*0.*1"):
         convert("dance_grpo", "batch", {"use_ema": True, "ema_decay": 1.5})
     with pytest.raises(ValueError, match="num_generations.*1.*2"):
@@ -192,26 +163,16 @@ def test_the_model_of_dance_grpo(settings: dict[str, Any], program: str, expecte
     assert values(draft) == expected
 
 
-VIDEO_ALIGN = "videoalign(weight={}, dimension='{}')"
-
-
-@pytest.mark.parametrize(
-    ("settings", "family", "rewards"),
-    [
-        ({"use_hpsv2": True, "use_pickscore": True}, "flux", ["hpsv2", "pickscore(scale='cosine')"]),
-        (
-            {"use_hpsv3": True, "use_pickscore": True},
-            "wan",
-            ['frames(reward="hpsv3")', "frames(reward=\"pickscore(scale='cosine')\")"],
-        ),
-        ({"use_videoalign": True}, "wan", [VIDEO_ALIGN.format(1, "VQ")]),
-        (
-            {"use_videoalign": True, "mq_coef": -0.5},
-            "wan",
-            [VIDEO_ALIGN.format(1, "VQ"), VIDEO_ALIGN.format(-0.5, "MQ")],
-        ),
-        ({"use_videoalign": True, "vq_coef": 0, "mq_coef": 2}, "wan", [VIDEO_ALIGN.format(2, "MQ")]),
-    ],
+@cases(
+    """
+    settings | family | rewards
+    {use_hpsv2: true, use_pickscore: true} | flux | [hpsv2, pickscore(scale='cosine')]
+    {use_hpsv3: true, use_pickscore: true} | wan | [frames(reward="hpsv3"), frames(reward="pickscore(scale='cosine')")]
+    {use_videoalign: true} | wan | ['videoalign(weight=1, dimension=''VQ'')']
+    {use_videoalign: true, mq_coef: -0.5} | wan
+        | ['videoalign(weight=1, dimension=''VQ'')', 'videoalign(weight=-0.5, dimension=''MQ'')']
+    {use_videoalign: true, vq_coef: 0, mq_coef: 2} | wan | ['videoalign(weight=2, dimension=''MQ'')']
+    """
 )
 def test_the_rewards_of_dance_grpo(settings: dict[str, Any], family: str, rewards: list[str]):
     draft = convert("dance_grpo", "data", settings | {"data_json_path": "a.json"}, family=family)

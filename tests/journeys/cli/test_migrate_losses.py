@@ -6,15 +6,12 @@ from typing import Any
 
 import pytest
 
-from tests.journeys.cli.migrating import convert, same, values, warned
+from tests.journeys.cli.migrating import cases, convert, same, values, warned
 
 PPO = "ppo(low=0.2, high=0.2)"
 BLOCKS = {"objective": PPO, "aggregation": "per_decision", "terms": []}
 """What TRL's defaults have otherwise than our preset grpo."""
 TRY = "trainer.max_try_make_batch"
-SEQUENCE = {"importance_sampling_level": "sequence"}
-GROUP, BATCH = ("group_std(ddof=1, eps=1e-4)", "batch_std(ddof=1, eps=1e-4)")
-UNMATCHED = "of a ratio per sequence has no counterpart"
 
 
 def lines(draft) -> dict[str, Any]:
@@ -22,68 +19,51 @@ def lines(draft) -> dict[str, Any]:
     return {key.removeprefix("algorithm."): one.value for key, one in draft.settings.items()}
 
 
-@pytest.mark.parametrize(
-    ("settings", "changes", "words"),
-    [
-        ({}, {}, []),
-        ({"loss_type": "bnpo"}, {}, []),
-        ({"loss_type": "grpo"}, {"aggregation": "per_sample"}, []),
-        ({"loss_type": "luspo"}, {"aggregation": "sample_sum"}, []),
-        ({"loss_type": "dr_grpo"}, {"aggregation": "constant_horizon(length=512)"}, []),
-        ({"epsilon": 0.1, "epsilon_high": 0.3}, {"objective": "ppo(low=0.1, high=0.3)"}, []),
-        ({"epsilon": 0.1}, {"objective": "ppo(low=0.1, high=0.1)"}, []),
-        ({"delta": 4}, {"objective": "two_sided_clip(low=0.2, high=0.2, ceiling=4)"}, []),
-        (SEQUENCE, {"objective": "gspo(low=0.2, high=0.2)"}, []),
-        (SEQUENCE | {"delta": 4}, {"objective": "gspo(low=0.2, high=0.2)"}, ["delta of a ratio per sequence"]),
-        ({"loss_type": "grpo", "epsilon": 3e-4, "epsilon_high": 4e-4} | SEQUENCE, {"preset": "gspo"}, []),
-        ({"loss_type": "cispo", "epsilon_high": 5}, {"preset": "cispo"}, []),
-        ({"loss_type": "cispo"} | SEQUENCE, {"objective": "cispo_cap(cap=0.2)"}, [f"cispo {UNMATCHED}"]),
-        (
-            {"loss_type": "sapo", "sapo_temperature_pos": 2},
-            {"objective": "sapo(tau_positive=2.0, tau_negative=1.05)", "aggregation": "per_sample"},
-            [],
-        ),
-        (
-            {"loss_type": "vespo", "vespo_k_pos": 5, "vespo_lambda_neg": 7},
-            {
-                "objective": "vespo(power_positive=5.0, rate_positive=3.0, power_negative=3.0, rate_negative=7.0)",
-            },
-            [],
-        ),
-        # KL and entropy
-        ({"beta": 0.04}, {"terms": ["kl_unbiased(coef=0.04)"]}, []),
-        ({"beta": 0.1, "use_bias_correction_kl": False}, {"terms": ["kl_k3(coef=0.1)"]}, []),
-        (
-            {"beta": 0.1} | SEQUENCE,
-            {"objective": "gspo(low=0.2, high=0.2)", "terms": ["kl_unbiased(coef=0.1)"]},
-            ["weighted by the ratio of the sequence"],
-        ),
-        (
-            {"beta": 0.1, "use_bias_correction_kl": False} | SEQUENCE,
-            {"objective": "gspo(low=0.2, high=0.2)", "terms": ["kl_k3(coef=0.1)"]},
-            [],
-        ),
-        ({"entropy_coef": 0.01}, {"terms": ["entropy_bonus(coef=0.01)"]}, []),
-        (
-            {"entropy_coef": 0.01, "loss_type": "grpo"},
-            {"terms": ["entropy_bonus(coef=0.01)"], "aggregation": "per_sample"},
-            ["the entropy bonus is a mean over tokens there"],
-        ),
-        # advantages
-        ({"scale_rewards": "batch"}, {"preset": "lite_ppo"}, []),
-        ({"scale_rewards": "batch", "beta": 1}, {"scale": BATCH, "terms": ["kl_unbiased(coef=1.0)"]}, []),
-        ({"scale_rewards": "false"}, {"scale": "none"}, []),
-        ({"scale_rewards": "none"}, {"scale": "none"}, []),
-        ({"scale_rewards": "true"}, {"scale": "group_std(ddof=1, eps=1e-4)"}, []),
-        (
-            {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "none"},
-            {"combine": "gdpo(ddof=1, eps=0.0001)", "scale": "group_std(ddof=1, eps=1e-4)"},
-            [],
-        ),
-        ({"top_entropy_quantile": 0.2}, {"credit": "top_entropy(fraction=0.2)"}, []),
-        ({"top_entropy_quantile": 1}, {"credit": "broadcast"}, []),
-        ({"off_policy_mask_threshold": 0.5}, {"mismatch": "off_policy_mask(delta=0.5)"}, []),
-    ],
+@cases(
+    """
+    settings | changes | words
+    {}
+    {loss_type: bnpo}
+    {loss_type: grpo} | {aggregation: per_sample}
+    {loss_type: luspo} | {aggregation: sample_sum}
+    {loss_type: dr_grpo} | {aggregation: constant_horizon(length=512)}
+    {epsilon: 0.1, epsilon_high: 0.3} | {objective: 'ppo(low=0.1, high=0.3)'}
+    {epsilon: 0.1} | {objective: 'ppo(low=0.1, high=0.1)'}
+    {delta: 4} | {objective: 'two_sided_clip(low=0.2, high=0.2, ceiling=4)'}
+    {importance_sampling_level: sequence} | {objective: 'gspo(low=0.2, high=0.2)'}
+    {importance_sampling_level: sequence, delta: 4} | {objective: 'gspo(low=0.2, high=0.2)'}
+        | [delta of a ratio per sequence]
+    {loss_type: grpo, epsilon: 0.0003, epsilon_high: 0.0004, importance_sampling_level: sequence} | {preset: gspo}
+    {loss_type: cispo, epsilon_high: 5} | {preset: cispo}
+    {loss_type: cispo, importance_sampling_level: sequence} | {objective: cispo_cap(cap=0.2)}
+        | [cispo of a ratio per sequence has no counterpart]
+    {loss_type: sapo, sapo_temperature_pos: 2}
+        | {objective: 'sapo(tau_positive=2.0, tau_negative=1.05)', aggregation: per_sample}
+    {loss_type: vespo, vespo_k_pos: 5, vespo_lambda_neg: 7}
+        | {objective: 'vespo(power_positive=5.0, rate_positive=3.0, power_negative=3.0, rate_negative=7.0)'}
+    # KL and entropy
+    {beta: 0.04} | {terms: [kl_unbiased(coef=0.04)]}
+    {beta: 0.1, use_bias_correction_kl: false} | {terms: [kl_k3(coef=0.1)]}
+    {beta: 0.1, importance_sampling_level: sequence}
+        | {objective: 'gspo(low=0.2, high=0.2)', terms: [kl_unbiased(coef=0.1)]}
+        | [weighted by the ratio of the sequence]
+    {beta: 0.1, use_bias_correction_kl: false, importance_sampling_level: sequence}
+        | {objective: 'gspo(low=0.2, high=0.2)', terms: [kl_k3(coef=0.1)]}
+    {entropy_coef: 0.01} | {terms: [entropy_bonus(coef=0.01)]}
+    {entropy_coef: 0.01, loss_type: grpo} | {terms: [entropy_bonus(coef=0.01)], aggregation: per_sample}
+        | [the entropy bonus is a mean over tokens there]
+    # advantages
+    {scale_rewards: batch} | {preset: lite_ppo}
+    {scale_rewards: batch, beta: 1} | {scale: 'batch_std(ddof=1, eps=1e-4)', terms: [kl_unbiased(coef=1.0)]}
+    {scale_rewards: 'false'} | {scale: none}
+    {scale_rewards: none} | {scale: none}
+    {scale_rewards: 'true'} | {scale: 'group_std(ddof=1, eps=1e-4)'}
+    {multi_objective_aggregation: normalize_then_sum, scale_rewards: none}
+        | {combine: 'gdpo(ddof=1, eps=0.0001)', scale: 'group_std(ddof=1, eps=1e-4)'}
+    {top_entropy_quantile: 0.2} | {credit: top_entropy(fraction=0.2)}
+    {top_entropy_quantile: 1} | {credit: broadcast}
+    {off_policy_mask_threshold: 0.5} | {mismatch: off_policy_mask(delta=0.5)}
+    """
 )
 def test_losses_of_trl(settings: dict[str, Any], changes: dict[str, Any], words: list[str]):
     draft = convert("trl", "loss", settings)
@@ -95,50 +75,29 @@ def test_losses_of_trl(settings: dict[str, Any], changes: dict[str, Any], words:
     assert warned(draft, *words)
 
 
-REWARD = "is part of the reward there"
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected", "words"),
-    [
-        ({}, {}, []),  # its KL is that of our preset
-        ({"beta": 0.1}, {"terms": ["kl_k3(coef=0.1)"]}, []),
-        ({"kl_in_reward": True}, {}, [REWARD]),
-        ({"kl_in_reward": True, "beta": 0}, {"terms": []}, []),
-        ({"kl_in_reward": False, "advantage_estimator": "rloo"}, {"baseline": "leave_one_out", "scale": "none"}, []),
-        ({"advantage_estimator": "rloo"}, {"baseline": "leave_one_out", "scale": "none"}, [REWARD]),
-        (
-            {"advantage_estimator": "reinforce_plus_plus", "beta": 0},
-            {"scale": "batch_std_centred(ddof=1, eps=1e-4)", "terms": []},
-            [],
-        ),
-        (
-            {"advantage_estimator": "reinforce_plus_plus", "beta": 0, "scale_rewards": "group"},
-            {"scale": GROUP, "terms": []},
-            [],
-        ),
-        ({"scale_rewards": "batch"}, {"scale": BATCH}, []),
-        (
-            {"scale_rewards": "gdpo"},
-            {"scale": "group_std(ddof=1, eps=1e-8)", "combine": "gdpo(ddof=1, eps=1e-08)"},
-            [],
-        ),
-        ({"loss_type": "real"}, {"aggregation": "per_decision"}, ["loss_type real has no counterpart"]),
-        ({"loss_type": "fipo"}, {"aggregation": "per_decision"}, ["loss_type fipo has no counterpart"]),
-        ({"importance_sampling_level": "sequence_token"}, {"objective": "gspo_token(low=0.2, high=0.2)"}, []),
-        (
-            {"loss_type": "sapo", "tau_neg": 3, "importance_sampling_level": "sequence"},
-            {"objective": "sapo(tau_positive=1.0, tau_negative=3.0)"},
-            [f"sapo {UNMATCHED}"],
-        ),
-        ({"off_policy_sequence_mask_delta": 0.5}, {"mismatch": "off_policy_mask(delta=0.5)"}, []),
-        (
-            {"dynamic_sample": True, "max_resample_times": 4},
-            {"select": ["drop_zero_spread"], "sampler": ["dynamic_sampling(rounds=4)"]},
-            [],
-        ),
-        ({"max_resample_times": 4}, {}, []),
-    ],
+@cases(
+    """
+    settings | expected | words
+    {}  # its KL is that of our preset
+    {beta: 0.1} | {terms: [kl_k3(coef=0.1)]}
+    {kl_in_reward: true} | {} | [is part of the reward there]
+    {kl_in_reward: true, beta: 0} | {terms: []}
+    {kl_in_reward: false, advantage_estimator: rloo} | {baseline: leave_one_out, scale: none}
+    {advantage_estimator: rloo} | {baseline: leave_one_out, scale: none} | [is part of the reward there]
+    {advantage_estimator: reinforce_plus_plus, beta: 0} | {scale: 'batch_std_centred(ddof=1, eps=1e-4)', terms: []}
+    {advantage_estimator: reinforce_plus_plus, beta: 0, scale_rewards: group}
+        | {scale: 'group_std(ddof=1, eps=1e-4)', terms: []}
+    {scale_rewards: batch} | {scale: 'batch_std(ddof=1, eps=1e-4)'}
+    {scale_rewards: gdpo} | {scale: 'group_std(ddof=1, eps=1e-8)', combine: 'gdpo(ddof=1, eps=1e-08)'}
+    {loss_type: real} | {aggregation: per_decision} | [loss_type real has no counterpart]
+    {loss_type: fipo} | {aggregation: per_decision} | [loss_type fipo has no counterpart]
+    {importance_sampling_level: sequence_token} | {objective: 'gspo_token(low=0.2, high=0.2)'}
+    {loss_type: sapo, tau_neg: 3, importance_sampling_level: sequence}
+        | {objective: 'sapo(tau_positive=1.0, tau_negative=3.0)'} | [sapo of a ratio per sequence has no counterpart]
+    {off_policy_sequence_mask_delta: 0.5} | {mismatch: off_policy_mask(delta=0.5)}
+    {dynamic_sample: true, max_resample_times: 4} | {select: [drop_zero_spread], sampler: [dynamic_sampling(rounds=4)]}
+    {max_resample_times: 4}
+    """
 )
 def test_losses_of_ms_swift(settings: dict[str, Any], expected: dict[str, Any], words: list[str]):
     draft = convert("ms_swift", "loss", settings)
@@ -185,7 +144,6 @@ def test_choices_that_a_project_does_not_have_are_refused(project: str, settings
 
 # ---- EasyR1 and verl
 
-ACTOR = {"easyr1": "worker.actor.", "verl": "actor_rollout_ref.actor."}
 STD = "group_std(ddof=1, eps=1e-6)"
 
 
@@ -289,59 +247,40 @@ def test_the_filtering_of_easyr1(settings: dict[str, Any], sampler: str | None, 
     assert warned(draft, *words) and [*draft.left] == (["algorithm.filter_high"] if words else [])
 
 
-@pytest.mark.parametrize(
-    ("settings", "changes", "words"),
-    [
-        ({}, {}, []),
-        ({"clip_ratio_c": 5}, {"objective": DUAL.format(0.2, 5.0)}, []),
-        # Each end has a default of its own, so clip_ratio counts where an end is null.
-        ({"clip_ratio": 0.5}, {}, []),
-        ({"clip_ratio": 0.5, "clip_ratio_high": None}, {"objective": DUAL.format(0.5, 3.0)}, []),
-        ({"policy_loss.loss_mode": "clip_cov"}, {}, [f"loss_mode clip_cov {NOT}"]),
-        ({"policy_loss.loss_mode": "kl_cov"}, {}, [f"loss_mode kl_cov {NOT}"]),
-        ({"policy_loss.loss_mode": "bypass_mode"}, {}, [f"loss_mode bypass_mode {NOT}"]),
-        (
-            {"policy_loss.loss_mode": "gspo"},
-            {"objective": "gspo_token(low=0.2, high=0.2)", "aggregation": "per_sample"},
-            [],
-        ),
-        (
-            {"policy_loss.loss_mode": "sapo", "tau_pos": 2},
-            {"objective": "sapo(tau_positive=2.0, tau_negative=1.05)", "aggregation": "per_sample"},
-            [],
-        ),
-        ({"policy_loss.loss_mode": "gpg"}, {"objective": "policy_gradient"}, []),
-        ({"policy_loss.loss_mode": "geo_mean"}, {"objective": "gmpo(clip=0.2)", "aggregation": "per_sample"}, []),
-        (
-            {"policy_loss.loss_mode": "geo_mean", "clip_ratio_high": 0.3, "loss_agg_mode": "seq-mean-token-sum"},
-            {"objective": "gmpo(clip=0.3)", "aggregation": "per_sample"},
-            ["gmpo has one range of log-ratios, not 0.2 below and 0.3 above"],
-        ),
-        ({"policy_loss.loss_mode": "cispo"}, {"objective": "cispo_band(low=0.2, high=0.2)"}, []),
-        ({"loss_agg_mode": "seq-mean-token-mean"}, {"aggregation": "per_sample"}, []),
-        ({"loss_agg_mode": "seq-mean-token-sum"}, {"aggregation": "sample_sum"}, []),
-        (
-            {"loss_agg_mode": "seq-mean-token-sum-norm"},
-            {"aggregation": "constant_horizon(length=512)"},
-            ["is a sum over rows there and a mean here"],
-        ),
-        (
-            {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 99},
-            {"aggregation": "constant_horizon(length=99)"},
-            ["is a sum over rows there and a mean here"],
-        ),
-        # the KL and the entropy
-        ({"use_kl_loss": True}, {"terms": ["kl_k3(coef=0.001)"]}, []),
-        ({"use_kl_loss": True, "kl_loss_coef": 0}, {}, []),
-        ({"kl_loss_coef": 0.1}, {}, []),
-        ({"use_kl_loss": True, "kl_loss_type": "k1"}, {"terms": ["kl_k1(coef=0.001)"]}, []),
-        ({"entropy_coeff": 0.1}, {"terms": ["entropy_bonus(coef=0.1)"]}, []),
-        (
-            {"use_kl_loss": True, "entropy_coeff": 0.1},
-            {"terms": ["kl_k3(coef=0.001)", "entropy_bonus(coef=0.1)"]},
-            [],
-        ),
-    ],
+@cases(
+    """
+    settings | changes | words
+    {}
+    {clip_ratio_c: 5} | {objective: 'dual_clip(low=0.2, high=0.2, dual=5.0)'}
+    # Each end has a default of its own, so clip_ratio counts where an end is null.
+    {clip_ratio: 0.5}
+    {clip_ratio: 0.5, clip_ratio_high: null} | {objective: 'dual_clip(low=0.2, high=0.5, dual=3.0)'}
+    {policy_loss.loss_mode: clip_cov} | {} | [loss_mode clip_cov has no counterpart]
+    {policy_loss.loss_mode: kl_cov} | {} | [loss_mode kl_cov has no counterpart]
+    {policy_loss.loss_mode: bypass_mode} | {} | [loss_mode bypass_mode has no counterpart]
+    {policy_loss.loss_mode: gspo} | {objective: 'gspo_token(low=0.2, high=0.2)', aggregation: per_sample}
+    {policy_loss.loss_mode: sapo, tau_pos: 2}
+        | {objective: 'sapo(tau_positive=2.0, tau_negative=1.05)', aggregation: per_sample}
+    {policy_loss.loss_mode: gpg} | {objective: policy_gradient}
+    {policy_loss.loss_mode: geo_mean} | {objective: gmpo(clip=0.2), aggregation: per_sample}
+    {policy_loss.loss_mode: geo_mean, clip_ratio_high: 0.3, loss_agg_mode: seq-mean-token-sum}
+        | {objective: gmpo(clip=0.3), aggregation: per_sample}
+        | ['gmpo has one range of log-ratios, not 0.2 below and 0.3 above']
+    {policy_loss.loss_mode: cispo} | {objective: 'cispo_band(low=0.2, high=0.2)'}
+    {loss_agg_mode: seq-mean-token-mean} | {aggregation: per_sample}
+    {loss_agg_mode: seq-mean-token-sum} | {aggregation: sample_sum}
+    {loss_agg_mode: seq-mean-token-sum-norm} | {aggregation: constant_horizon(length=512)}
+        | [is a sum over rows there and a mean here]
+    {loss_agg_mode: seq-mean-token-sum-norm, loss_scale_factor: 99} | {aggregation: constant_horizon(length=99)}
+        | [is a sum over rows there and a mean here]
+    # the KL and the entropy
+    {use_kl_loss: true} | {terms: [kl_k3(coef=0.001)]}
+    {use_kl_loss: true, kl_loss_coef: 0}
+    {kl_loss_coef: 0.1}
+    {use_kl_loss: true, kl_loss_type: k1} | {terms: [kl_k1(coef=0.001)]}
+    {entropy_coeff: 0.1} | {terms: [entropy_bonus(coef=0.1)]}
+    {use_kl_loss: true, entropy_coeff: 0.1} | {terms: [kl_k3(coef=0.001), entropy_bonus(coef=0.1)]}
+    """
 )
 def test_losses_of_verl(settings: dict[str, Any], changes: dict[str, Any], words: list[str]):
     given = {f"actor_rollout_ref.actor.{key}": value for key, value in settings.items()}

@@ -9,7 +9,7 @@ import pytest
 from mmgrpo.cli.migrate.tokens import where
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Prompt, Text
-from tests.journeys.cli.migrating import convert, same, values, warned
+from tests.journeys.cli.migrating import cases, convert, same, values, warned
 
 # ---- data
 
@@ -33,40 +33,23 @@ def test_a_data_set_is_a_file_or_of_the_hub(name: str, place: str):
 NONE = "data.train: no data set is named"
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected", "words"),
-    [
-        ({}, {"data.heldout": ""}, [NONE]),
-        ({"eval_strategy": "steps", "eval_steps": 5}, {"data.heldout": "", "eval.every": 5}, [NONE]),
-        ({"dataset_name": "a/b", "eval_steps": 5}, {"data.train": "hf:a/b@train", "data.heldout": ""}, []),
-        ({"dataset_name": "a.jsonl"}, {"data.train": "a.jsonl", "data.heldout": ""}, []),
-        ({"dataset_name": "a.jsonl", "eval_strategy": "epoch"}, {"data.train": "a.jsonl"}, ["a.jsonl has no splits"]),
-        (
-            {"dataset_name": "a/b", "dataset_config": "c", "dataset_train_split": "all", "eval_strategy": "epoch"},
-            {"data.train": "hf:a/b:c@all", "data.heldout": "hf:a/b:c@test"},
-            [],
-        ),
-        (
-            {"dataset_name": "a/b", "dataset_test_split": "val", "eval_strategy": "steps"},
-            {"data.train": "hf:a/b@train", "data.heldout": "hf:a/b@val"},
-            [],
-        ),
-        (
-            {"dataset_name": "a/b", "eval_strategy": "epoch", "eval_steps": 5},
-            {"data.train": "hf:a/b@train", "data.heldout": "hf:a/b@test"},
-            [],
-        ),
-        (
-            {"dataset_name": "a.jsonl", "dataset_prompt_column": "problem"},
-            {"data.train": "a.jsonl", "data.heldout": ""},
-            [],
-        ),
-        (
-            {"dataset_name": "a.jsonl", "dataset_prompt_column": "task_text"},
-            {"data.train": "a.jsonl", "data.heldout": "", "data.columns": "task_text=prompt"},
-            [],
-        ),
-    ],
+@cases(
+    """
+    settings | expected | words
+    {} | {data.heldout: ''} | ['data.train: no data set is named']
+    {eval_strategy: steps, eval_steps: 5} | {data.heldout: '', eval.every: 5} | ['data.train: no data set is named']
+    {dataset_name: a/b, eval_steps: 5} | {data.train: 'hf:a/b@train', data.heldout: ''}
+    {dataset_name: a.jsonl} | {data.train: a.jsonl, data.heldout: ''}
+    {dataset_name: a.jsonl, eval_strategy: epoch} | {data.train: a.jsonl} | [a.jsonl has no splits]
+    {dataset_name: a/b, dataset_config: c, dataset_train_split: all, eval_strategy: epoch}
+        | {data.train: 'hf:a/b:c@all', data.heldout: 'hf:a/b:c@test'}
+    {dataset_name: a/b, dataset_test_split: val, eval_strategy: steps}
+        | {data.train: 'hf:a/b@train', data.heldout: 'hf:a/b@val'}
+    {dataset_name: a/b, eval_strategy: epoch, eval_steps: 5} | {data.train: 'hf:a/b@train', data.heldout: 'hf:a/b@test'}
+    {dataset_name: a.jsonl, dataset_prompt_column: problem} | {data.train: a.jsonl, data.heldout: ''}
+    {dataset_name: a.jsonl, dataset_prompt_column: task_text}
+        | {data.train: a.jsonl, data.heldout: '', data.columns: task_text=prompt}
+    """
 )
 def test_data_of_trl(settings: dict[str, Any], expected: dict[str, Any], words: list[str]):
     draft = convert("trl", "data", settings)
@@ -171,45 +154,24 @@ def test_trackers_are_kept_whether_or_not_they_are_installed_here(
 
 # ---- rewards
 
-NAMED = "rewards: no reward is named"
 
-
-@pytest.mark.parametrize(
-    ("settings", "expected", "words", "left"),
-    [
-        ({}, {}, [NAMED], []),
-        ({"reward_funcs": "think_format_reward"}, {"rewards": ["format(style='think')"]}, [], []),
-        (
-            {"reward_funcs": ["think_format_reward", "accuracy_reward"], "reward_weights": [2, 0.5]},
-            {"rewards": ["format(weight=2, style='think')", "math(weight=0.5, tags=False)"]},
-            [],
-            [],
-        ),
-        (
-            {"reward_funcs": ["accuracy_reward", "think_format_reward"], "reward_weights": 0.5},
-            {"rewards": ["math(weight=0.5, tags=False)", "format(style='think')"]},
-            [],
-            [],
-        ),
-        (
-            {"reward_funcs": ["own.rewards.correct", "lib:short"], "reward_weights": [1, 2]},
-            {"rewards": ["own.rewards:correct", "lib:short(weight=2)"]},
-            [],
-            [],
-        ),
-        (
-            {"reward_funcs": ["correct"], "reward_weights": [1]},
-            {},
-            ["rewards: correct, weight 1: 'mmgrpo rewards' lists ours; one of your own is"],
-            ["reward_funcs", "reward_weights"],
-        ),
-        (
-            {"reward_funcs": ["accuracy_reward"], "reward_model_name_or_path": "a/judge"},
-            {"rewards": ["math(tags=False)"]},
-            ["reward_model_name_or_path a/judge: name its counterpart"],
-            ["reward_model_name_or_path"],
-        ),
-    ],
+@cases(
+    """
+    settings | expected | words | left
+    {} | {} | ['rewards: no reward is named']
+    {reward_funcs: think_format_reward} | {rewards: [format(style='think')]}
+    {reward_funcs: [think_format_reward, accuracy_reward], reward_weights: [2, 0.5]}
+        | {rewards: ['format(weight=2, style=''think'')', 'math(weight=0.5, tags=False)']}
+    {reward_funcs: [accuracy_reward, think_format_reward], reward_weights: 0.5}
+        | {rewards: ['math(weight=0.5, tags=False)', format(style='think')]}
+    {reward_funcs: [own.rewards.correct, 'lib:short'], reward_weights: [1, 2]}
+        | {rewards: ['own.rewards:correct', 'lib:short(weight=2)']}
+    {reward_funcs: [correct], reward_weights: [1]} | {}
+        | ['rewards: correct, weight 1: ''mmgrpo rewards'' lists ours; one of your own is']
+        | [reward_funcs, reward_weights]
+    {reward_funcs: [accuracy_reward], reward_model_name_or_path: a/judge} | {rewards: [math(tags=False)]}
+        | ['reward_model_name_or_path a/judge: name its counterpart'] | [reward_model_name_or_path]
+    """
 )
 def test_rewards_of_trl(settings: dict[str, Any], expected: dict[str, Any], words: list[str], left: list[str]):
     draft = convert("trl", "rewards", settings)
@@ -229,28 +191,21 @@ def test_rewards_are_names_with_numbers(settings: dict[str, Any], key: str):
         convert("trl", "rewards", settings)
 
 
-COSINE = "cosine_length(max_tokens={}, right_short={}, right_long={}, wrong_short={}, wrong_long={})"
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "reward"),
-    [
-        ("accuracy", {}, "math(tags='answer_or_whole')"),
-        ("format", {}, "format(style='think_answer_end')"),
-        ("cosine", {}, COSINE.format(512, 1.0, 0.5, -0.5, 0.0)),
-        (
-            "cosine",
-            {
-                **{"cosine_max_len": 99, "cosine_min_len_value_correct": 2, "cosine_max_len_value_correct": 3},
-                **{"cosine_min_len_value_wrong": -4, "cosine_max_len_value_wrong": -5},
-            },
-            COSINE.format(99, 2.0, 3.0, -4.0, -5.0),
-        ),
-        ("repetition", {"repetition_n_grams": 5}, "repetition(n=5)"),
-        ("soft_overlong", {"soft_cache_length": 64}, "soft_overlong(max_tokens=512, buffer=64)"),
-        ("soft_overlong", {"soft_cache_length": 64, "soft_max_length": 99}, "soft_overlong(max_tokens=99, buffer=64)"),
-        ("soft_overlong", {"soft_max_length": 99}, ""),
-    ],
+@cases(
+    """
+    name | settings | reward
+    accuracy | {} | math(tags='answer_or_whole')
+    format | {} | format(style='think_answer_end')
+    cosine | {} | cosine_length(max_tokens=512, right_short=1.0, right_long=0.5, wrong_short=-0.5, wrong_long=0.0)
+    cosine
+        | {cosine_max_len: 99, cosine_min_len_value_correct: 2, cosine_max_len_value_correct: 3,
+            cosine_min_len_value_wrong: -4, cosine_max_len_value_wrong: -5}
+        | cosine_length(max_tokens=99, right_short=2.0, right_long=3.0, wrong_short=-4.0, wrong_long=-5.0)
+    repetition | {repetition_n_grams: 5} | repetition(n=5)
+    soft_overlong | {soft_cache_length: 64} | soft_overlong(max_tokens=512, buffer=64)
+    soft_overlong | {soft_cache_length: 64, soft_max_length: 99} | soft_overlong(max_tokens=99, buffer=64)
+    soft_overlong | {soft_max_length: 99}
+    """
 )
 def test_rewards_of_ms_swift(name: str, settings: dict[str, Any], reward: str):
     draft = convert("ms_swift", "rewards", {"reward_funcs": [name], "reward_model": ""} | settings)
@@ -283,14 +238,14 @@ def test_a_system_prompt_a_template_and_arguments_of_the_chat_template_are_carri
     (tmp_path / "odd.jinja").write_text("{% if x %}{{ content }}{% endif %}")
     cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("ms_swift", {"system": "Be brief."}, {"data.system": "Be brief."}),
-        ("ms_swift", {"system": "system.txt"}, {"data.system": ("Think first.", "the text of system.txt")}),
+        ("ms_swift", {"system": "system.txt"}, {"data.system": ["Think first.", "the text of system.txt"]}),
         ("ms_swift", {"enable_thinking": False}, {"model.template": {"enable_thinking": False}}),
         ("trl", {"chat_template_kwargs": {"a": 1}}, {"model.template": {"a": 1}}),
         ("trl", {"chat_template_kwargs": '{"enable_thinking": false}'}, {"model.template": {"enable_thinking": False}}),
         ("verl", {"data.apply_chat_template_kwargs.a": "b"}, {"model.template": {"a": "b"}}),
         (
             *("easyr1", {"data.format_prompt": "./math.jinja"}),
-            {"data.template": ("{text} Answer in boxes.", "the text of ./math.jinja")},
+            {"data.template": ["{text} Answer in boxes.", "the text of ./math.jinja"]},
         ),
     ]
     for project, settings, expected in cases:

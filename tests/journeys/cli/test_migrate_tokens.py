@@ -9,7 +9,7 @@ import pytest
 from mmgrpo.cli.migrate.sources import Source
 from mmgrpo.cli.migrate.tokens import family_of
 from mmgrpo.config.names import plural
-from tests.journeys.cli.migrating import ALL_LINEAR, ASSUMED, MEMORY, convert, same, values, warned
+from tests.journeys.cli.migrating import ALL_LINEAR, ASSUMED, MEMORY, cases, convert, lora, same, values, warned
 
 BOTH = ["trl", "ms_swift"]
 
@@ -55,16 +55,13 @@ SIZES = {"per_device_train_batch_size": 4, "num_generations": 8}
 def test_batches(project: str, settings: dict[str, Any], processes: int, numbers: tuple[int, ...], words: list[str]):
     draft = convert(project, "batch", SIZES | {"num_iterations": 5} | settings, processes=processes)
     completions, prompts, updates = numbers
-    size = settings.get("per_device_train_batch_size", 4)
+    size, on = settings.get("per_device_train_batch_size", 4), plural(processes or 1, "process", "processes")
     assert values(draft) == {
-        "data.prompts_per_step": (
-            prompts,
-            f"{completions} completions of {plural(processes or 1, 'process', 'processes')}",
-        ),
+        "data.prompts_per_step": [prompts, f"{completions} completions of {on}"],
         "data.group_size": 8,
         "optim.updates": updates,
         "optim.epochs": 5,
-        "optim.micro_batch_size": (size, MEMORY),
+        "optim.micro_batch_size": [size, MEMORY],
     }
     assert warned(draft, *words)
 
@@ -98,7 +95,7 @@ ROUND = SIZES | {"gradient_accumulation_steps": 2}  # one prompt, one step
 )
 def test_steps(settings: dict[str, Any], rows: int, steps: int, note: str):
     draft = convert("trl", "batch steps", ROUND | settings, rows=rows)
-    assert values(draft)["steps"] == ((steps, note) if note else steps) and warned(draft)
+    assert values(draft)["steps"] == ([steps, note] if note else steps) and warned(draft)
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_steps": -1, "num_train_epochs": 2.0}, {"max_steps": None}])
@@ -176,45 +173,28 @@ def test_the_precision(project: str, settings: dict[str, Any], dtype: str):
     assert values(draft) == {"model.dtype": dtype} and draft.settings["model.dtype"].of == ("bf16", "fp16", key)
 
 
-LINEAR = {"model.lora_targets": ALL_LINEAR}
-
-
 @pytest.mark.parametrize(
-    ("project", "settings", "expected", "left"),
+    ("project", "settings", "rank", "alpha", "targets"),
     [
-        ("trl", {"lora_r": 4, "lora_target_modules": ["q"]}, {"model.lora_rank": 0}, []),
-        ("trl", {"use_peft": True}, {"model.lora_rank": 16, "model.lora_alpha": 32.0}, []),
+        ("trl", {"lora_r": 4, "lora_target_modules": ["q"]}, 0, None, None),
+        ("trl", {"use_peft": True}, 16, 32.0, None),
         (
             "trl",
             {"use_peft": True, "lora_r": 4, "lora_alpha": 8, "lora_target_modules": ["q", "v"]},
-            {"model.lora_rank": 4, "model.lora_alpha": 8.0, "model.lora_targets": ["q", "v"]},
-            [],
+            4,
+            8.0,
+            ["q", "v"],
         ),
-        (
-            "trl",
-            {"use_peft": True, "lora_target_modules": "qv"},
-            {"model.lora_rank": 16, "model.lora_alpha": 32.0, "model.lora_targets": ["qv"]},
-            [],
-        ),
-        (
-            "trl",
-            {"use_peft": True, "lora_target_modules": ["all-linear"]},
-            {"model.lora_rank": 16, "model.lora_alpha": 32.0, **LINEAR},
-            [],
-        ),
-        ("ms_swift", {"tuner_type": "full"}, {"model.lora_rank": 0}, []),
-        ("ms_swift", {}, {"model.lora_rank": 8, "model.lora_alpha": 32.0, **LINEAR}, []),
-        (
-            "ms_swift",
-            {"target_modules": ["all-router"]},
-            {"model.lora_rank": 8, "model.lora_alpha": 32.0},
-            [],
-        ),
+        ("trl", {"use_peft": True, "lora_target_modules": "qv"}, 16, 32.0, ["qv"]),
+        ("trl", {"use_peft": True, "lora_target_modules": ["all-linear"]}, 16, 32.0, ALL_LINEAR),
+        ("ms_swift", {"tuner_type": "full"}, 0, None, None),
+        ("ms_swift", {}, 8, 32.0, ALL_LINEAR),
+        ("ms_swift", {"target_modules": ["all-router"]}, 8, 32.0, None),
     ],
 )
-def test_lora(project: str, settings: dict[str, Any], expected: dict[str, Any], left: list[str]):
+def test_lora(project: str, settings: dict[str, Any], rank: int, alpha: float | None, targets: Any):
     draft = convert(project, "lora", settings)
-    assert values(draft) == expected and [*draft.left] == left
+    assert lora(draft) == (rank, alpha, targets) and draft.left == {}
     assert draft.settings["model.lora_rank"].of[-1] == ("use_peft" if project == "trl" else "tuner_type")
 
 
@@ -256,30 +236,21 @@ def test_a_base_is_quantized_in_one_way():
         convert("trl", "quantize", {"load_in_8bit": True, "load_in_4bit": True})
 
 
-MULTI = "actor_rollout_ref.rollout.multi_turn"
-
-
-@pytest.mark.parametrize(
-    ("project", "settings", "wanted", "asked"),
-    [
-        ("trl", {"max_tool_calling_iterations": 3}, {}, ""),
-        (
-            "trl",
-            {"tools": ["mine:search"], "max_tool_calling_iterations": 3},
-            {"tools": ["mine:search"], "turns": 4},
-            "",
-        ),
-        ("ms_swift", {"max_turns": 3}, {}, ""),
-        ("ms_swift", {"gym_env": "shop", "use_gym_env": True, "max_turns": 3}, {"turns": 3}, "shop"),
-        ("ms_swift", {"multi_turn_scheduler": "math_tip_trick"}, {}, "math_tip_trick"),
-        ("verl", {f"{MULTI}.max_assistant_turns": 3}, {}, ""),
-        (
-            "verl",
-            {f"{MULTI}.enable": True, f"{MULTI}.tool_config_path": "tools.yaml", f"{MULTI}.max_assistant_turns": 3},
-            {"turns": 3, "calls_per_turn": 1},
-            "tools.yaml",
-        ),
-    ],
+@cases(
+    """
+    project | settings | wanted | asked
+    trl | {max_tool_calling_iterations: 3}
+    trl | {tools: ['mine:search'], max_tool_calling_iterations: 3} | {tools: ['mine:search'], turns: 4}
+    ms_swift | {max_turns: 3}
+    ms_swift | {gym_env: shop, use_gym_env: true, max_turns: 3} | {turns: 3} | shop
+    ms_swift | {multi_turn_scheduler: math_tip_trick} | {} | math_tip_trick
+    verl | {actor_rollout_ref.rollout.multi_turn.max_assistant_turns: 3}
+    verl
+        | {actor_rollout_ref.rollout.multi_turn.enable: true,
+            actor_rollout_ref.rollout.multi_turn.tool_config_path: tools.yaml,
+            actor_rollout_ref.rollout.multi_turn.max_assistant_turns: 3}
+        | {turns: 3, calls_per_turn: 1} | tools.yaml
+    """
 )
 def test_tools_and_environments_of_others_are_tools(project, settings, wanted, asked):
     draft = convert(project, "tools", settings)
