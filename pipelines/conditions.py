@@ -43,10 +43,10 @@ class Conditioning:
 
     def take(self, index: Int[Tensor, "M"]) -> Conditioning:
         """Rows by number, possibly repeated; with an index on the host, the host waits for nothing."""
-        return Conditioning(taken(self.tensors, index), taken(self.negative, index))
+        return Conditioning(take_rows(self.tensors, index), take_rows(self.negative, index))
 
 
-def taken(tensors: Sequence[Tensor], index: Int[Tensor, "M"]) -> tuple[Tensor, ...]:
+def take_rows(tensors: Sequence[Tensor], index: Int[Tensor, "M"]) -> tuple[Tensor, ...]:
     """Rows of tensors, wherever tensors and index lie."""
     at = {index.device: index}
     for device in {tensor.device for tensor in tensors} - at.keys():
@@ -159,7 +159,7 @@ def negative_of(prompt: Prompt, default: str = "") -> Prompt:
     return replace(prompt, text=default if text is None else text)
 
 
-def stacked(rows: Sequence[Encoding]) -> tuple[Tensor, ...]:
+def stack_rows(rows: Sequence[Encoding]) -> tuple[Tensor, ...]:
     """Encodings of several prompts, one row each; tensors of other lengths are filled up with zeros at their end."""
     return tuple(
         nn.utils.rnn.pad_sequence(list(column), batch_first=True) if column[0].dim() else torch.stack(column)
@@ -167,7 +167,9 @@ def stacked(rows: Sequence[Encoding]) -> tuple[Tensor, ...]:
     )
 
 
-def padded(hidden: Float[Tensor, "tokens d"], length: int) -> tuple[Float[Tensor, "length d"], Bool[Tensor, " length"]]:
+def pad_states(
+    hidden: Float[Tensor, "tokens d"], length: int
+) -> tuple[Float[Tensor, "length d"], Bool[Tensor, " length"]]:
     """Hidden states with zeros up to ``length``, and which of them are real, on the host."""
     real = torch.arange(length) < len(hidden)
     return nn.functional.pad(hidden, (0, 0, 0, length - len(hidden))), real
@@ -195,7 +197,7 @@ LONGER = ", or raise model.max_sequence_length where the model allows"
 
 
 @contextmanager
-def summarized(pipeline: Any) -> Iterator[None]:
+def mute_summary_warnings(pipeline: Any) -> Iterator[None]:
     """Within the block, neither the pipeline nor its tokenizers warn that CLIP reads 77 tokens of a prompt, where its
     part is a summary by design and another encoder reads all."""
     loggers = [logging.getLogger(name) for name in (type(pipeline).__module__, "transformers.tokenization_utils_base")]

@@ -14,7 +14,7 @@ from mmgrpo.config.settings import Config
 from mmgrpo.engines.balanced import Balanced
 from mmgrpo.engines.denoising import Drawing, OwnDenoiser, SynchronizedDenoiser, lanes_of
 from mmgrpo.engines.engine import Engine, Lanes, Served, Synchronized, parameters
-from pipelines.lora import UNTIED, tied
+from pipelines.lora import UNTIED, has_tied_weights
 from pipelines.training import torch_dtype
 from pipelines.vllm_engine import media_of
 
@@ -82,7 +82,7 @@ def draw_with_engine(
             )
         if engine.form != "own":
             check_untied(network, engine.name)
-        foreign, forms = engine.form != "own", {"own": parameters, "merged": partial(merged, dtype=dtype)}
+        foreign, forms = engine.form != "own", {"own": parameters, "merged": partial(merged_weights, dtype=dtype)}
         weights = {**forms, "adapters": partial(apart, dtype=dtype)}[engine.form]
         return Synchronized(
             engine,
@@ -148,7 +148,7 @@ def check_untied(network: Any, engine: str) -> None:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = {name: one.get_base_layer() for name, one in network.named_modules() if isinstance(one, BaseTunerLayer)}
-    shared = [name for name, layer in layers.items() if tied(network, [layer])]
+    shared = [name for name, layer in layers.items() if has_tied_weights(network, [layer])]
     if shared or network in UNTIED:
         which = f"'{shared[0]}'" if shared else "one of the two in model.lora_path"
         raise ValueError(
@@ -158,7 +158,7 @@ def check_untied(network: Any, engine: str) -> None:
         )
 
 
-def merged(network: Any, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def merged_weights(network: Any, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a network without adapters that computes what this one does, W + scale B A in fp32, in the
     precision of computation; names are those of the checkpoint's own network."""
     for name, value, layer in _base(network):

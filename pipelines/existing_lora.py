@@ -30,7 +30,7 @@ from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import locate
 from mmgrpo.data.values import reason_of
 from mmgrpo.runtime.weight_files import parse_object, pickled, read_object
-from pipelines.lora import ADAPTER, DIFFUSERS_FILE, PEFT_FILES, add_lora, tied, untie
+from pipelines.lora import ADAPTER, DIFFUSERS_FILE, PEFT_FILES, add_lora, has_tied_weights, untie
 from pipelines.options import ModelOptions
 
 Names = Callable[[Iterable[str]], Mapping[str, tuple[str, tuple[int, Sequence[int]] | None]]]
@@ -335,7 +335,7 @@ def flat(name: str) -> str:
 @torch.no_grad()
 def merge_existing(network: nn.Module, adapters: Mapping[str, Factors]) -> None:
     """W + scale B A in place of W, for every adapted module; one that shares W with another gets a W of its own."""
-    if tied(network, [network.get_submodule(name) for name in adapters]):
+    if has_tied_weights(network, [network.get_submodule(name) for name in adapters]):
         untie(network)
     for name, factors in adapters.items():
         weight: Any = network.get_submodule(name).weight
@@ -371,7 +371,7 @@ def continue_existing(
         up[:, :own] = (factors.up * (factors.scale * rank / alpha)).reshape(len(up), own, *up.shape[2:]).to(up)
 
 
-def combined(
+def combine_adapters(
     adapters: Mapping[str, Factors], weights: Mapping[str, Tensor], config: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Saved adapters and those that were merged into their base as one: A = [A_1; A_2], B = [s_1 B_1, s_2 B_2].

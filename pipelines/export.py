@@ -25,11 +25,11 @@ from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import locate
 from mmgrpo.family import Family
 from mmgrpo.files import new_folder, share, write_tensors, write_text
-from pipelines.existing_lora import ExistingLora, Factors, Names, combined
+from pipelines.existing_lora import ExistingLora, Factors, Names, combine_adapters
 from pipelines.factory import device_of
-from pipelines.lora import ADAPTER, DIFFUSERS_FILE, PEFT_FILES, has_adapters, read_adapters, tied, untie
+from pipelines.lora import ADAPTER, DIFFUSERS_FILE, PEFT_FILES, has_adapters, has_tied_weights, read_adapters, untie
 from pipelines.options import ModelOptions
-from pipelines.quantized import dequantized, is_quantized
+from pipelines.quantized import dequantize, is_quantized
 from pipelines.training import Training, torch_dtype
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def write_adapters(
     for place in places:
         weights, config = read_adapters(model / place)
         if place in earlier:
-            weights, config = combined(earlier[place], weights, config)
+            weights, config = combine_adapters(earlier[place], weights, config)
         pairs = {
             key.removesuffix(".lora_A.weight"): (weights[key], weights[key.replace(".lora_A.", ".lora_B.")])
             for key in weights
@@ -197,18 +197,18 @@ def merge_adapters(network: nn.Module) -> int:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, BaseTunerLayer)}
-    if tied(network, [layer.get_base_layer() for layer in layers.values()]):
+    if has_tied_weights(network, [layer.get_base_layer() for layer in layers.values()]):
         untie(network)
     for name, layer in layers.items():
         base: Any = layer.get_base_layer()
         delta = layer.get_delta_weight(ADAPTER)  # type: ignore[operator]
-        base = dequantized(base) if is_quantized(base) else base
+        base = dequantize(base) if is_quantized(base) else base
         base.weight.copy_((base.weight.float() + delta.float()).to(base.weight.dtype))
         parent, _, leaf = name.rpartition(".")
         setattr(network.get_submodule(parent), leaf, base)
     for name, layer in [(name, layer) for name, layer in network.named_modules() if is_quantized(layer)]:
         parent, _, leaf = name.rpartition(".")
-        setattr(network.get_submodule(parent), leaf, dequantized(layer))
+        setattr(network.get_submodule(parent), leaf, dequantize(layer))
     for module in network.modules():
         if "peft_config" in vars(module):
             del module.peft_config

@@ -16,7 +16,7 @@ from mmgrpo.config.reading import build, setting_names, with_preset
 from mmgrpo.config.settings import config_class
 from mmgrpo.family import Family
 from mmgrpo.family import families as registered
-from pipelines.tools import named
+from pipelines.tools import import_path
 
 if TYPE_CHECKING:
     from mmgrpo.types import Policy
@@ -39,9 +39,9 @@ def make_policy(
         if not owners:
             raise ValueError(f"family '{family.name}' has no option '{option}'.{of_policy(option, kind, names)}")
         if option == "tools":
-            value = [named(tool) for tool in (value if isinstance(value, list | tuple) else [value])]
+            value = [import_path(tool) for tool in (value if isinstance(value, list | tuple) else [value])]
         if option == "program":
-            value = named(value, option)
+            value = import_path(value, option)
         sections[owners[0]] = replace(sections[owners[0]], **{option: value})
     config = replace(config, **sections)
     refuse(moot(sections))

@@ -67,11 +67,11 @@ def adapters() -> Elsewhere:
     return Elsewhere(("peft",))
 
 
-def displayed() -> Callable[[Media | Audio], PilImage | Sound]:
+def previewer() -> Callable[[Media | Audio], PilImage | Sound]:
     """What shows a thumbnail, a strip of frames, or a small audio file."""
-    from pipelines.vlm.media import displayed
+    from pipelines.vlm.media import preview
 
-    return displayed
+    return preview
 
 
 def write_texts(stem: Path, shown: Shown) -> None:

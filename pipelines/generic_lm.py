@@ -286,7 +286,7 @@ class OwnForward(ABC):
         for name, value in media.items():
             value = put(value.to(self.dtype) if value.is_floating_point() else value, self.device)
             if name.endswith("token_type_ids"):
-                value = typed(value, ids, self.types.get(name, {}))
+                value = token_types(value, ids, self.types.get(name, {}))
             inputs[name] = value
         return inputs
 
@@ -420,7 +420,7 @@ def _takes_masks(
     return bool(gap <= TOLERANCE[model.dtype])
 
 
-def typed(
+def token_types(
     types: Int[Tensor, "1 before"], ids: Int[Tensor, "length"], known: Mapping[int, int]
 ) -> Int[Tensor, "1 length"]:
     """Types of the tokens of a row, of which the first are given: of the others those that are known, else 0."""

@@ -13,7 +13,7 @@ from mmgrpo.config.plugins import locate
 from mmgrpo.config.registry import parse
 from mmgrpo.config.settings import Config, Sections
 from mmgrpo.family import Arithmetic, Engines, Family, Library, Load, families, texts
-from pipelines.families import SAMPLER, adapters, displayed, write_page, write_texts
+from pipelines.families import SAMPLER, adapters, previewer, write_page, write_texts
 from pipelines.options import check_trainable
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def language_family(
         readable=check_media,
         prompts=partial(given_files, check_media, from_files) if from_files else texts,
         blank=blank,
-        displayed=displayed,
+        displayed=previewer,
         blocks=blocks,
         engines=engines,
         elsewhere=adapters,

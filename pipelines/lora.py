@@ -69,7 +69,7 @@ def check_targets(network: Any, targets: Sequence[str]) -> None:
             raise ValueError(f"lora targets: no module's name ends in '{target}'.{nearest(target, suffixes)}")
 
 
-def tied(network: nn.Module, layers: Iterable[nn.Module]) -> bool:
+def has_tied_weights(network: nn.Module, layers: Iterable[nn.Module]) -> bool:
     """Whether one of these layers has a weight that is a weight of another module too, as an output layer that is tied
     to the input embeddings has."""
     owners = Counter(id(weight) for one in network.modules() for weight in one._parameters.values())

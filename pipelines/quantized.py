@@ -81,7 +81,7 @@ def is_quantized(layer: nn.Module) -> bool:
     return type(layer).__module__.startswith("bitsandbytes.")
 
 
-def dequantized(layer: Any) -> nn.Linear:
+def dequantize(layer: Any) -> nn.Linear:
     """The linear layer in fp32 with the values that a quantized one stands for."""
     plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device=layer.weight.device)
     with torch.no_grad():

@@ -12,7 +12,7 @@ from mmgrpo.report.html import page, write_page
 from mmgrpo.types import Audio, Text
 from pipelines import require
 from pipelines.speech.audio import small_sound
-from pipelines.vlm.media import displayed
+from pipelines.vlm.media import preview
 
 if TYPE_CHECKING:
     from mmgrpo.evaluation import Shown
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def write_texts(stem: Path, shown: Shown) -> None:
     """``<stem>.jsonl``, and next to it the media of the prompts, and the images that tools returned."""
-    media = [[displayed(medium) for medium in prompt.media] for prompt in shown.prompts]
+    media = [[preview(medium) for medium in prompt.media] for prompt in shown.prompts]
     calls = [output.calls if isinstance(output, Text) else () for output in shown.outputs]
     notes = shown.annotations
     write_completions(
@@ -29,7 +29,7 @@ def write_texts(stem: Path, shown: Shown) -> None:
         media,
         boxes=[note.get("boxes", {}) for note in notes],
         aligned=[note.get("aligned", []) for note in notes],
-        returned=[[displayed(image) for call in some for image in call.images] for some in calls],
+        returned=[[preview(image) for call in some for image in call.images] for some in calls],
     )
 
 

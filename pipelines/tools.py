@@ -67,7 +67,7 @@ def unread(config: Config) -> str:
     )
 
 
-def named(tool: Any, option: str = "tools") -> str:
+def import_path(tool: Any, option: str = "tools") -> str:
     """``module:name`` of a function or class, by which a configuration records it; a text is one. ValueError that names
     the option for one that its module does not hold, a lambda for instance."""
     if isinstance(tool, str):

@@ -252,7 +252,7 @@ class VllmEngine:
             )
         requests, parameters = [], []
         for one in asked:
-            prompt = collapsed(one.ids, rules.media) if one.media else list(one.ids)
+            prompt = collapse_runs(one.ids, rules.media) if one.media else list(one.ids)
             for sample in range(one.query.count):
                 requests.append({"prompt_token_ids": prompt, **({"multi_modal_data": one.media} if one.media else {})})
                 parameters.append(
@@ -321,7 +321,7 @@ def rank_of(rank: int) -> int:
     return next((one for one in RANKS if one >= rank), rank)
 
 
-def collapsed(ids: Sequence[int], marks: frozenset[int]) -> list[int]:
+def collapse_runs(ids: Sequence[int], marks: frozenset[int]) -> list[int]:
     """The tokens with one placeholder for each run of equal ones, which vLLM repeats itself."""
     return [token for place, token in enumerate(ids) if not (place and token in marks and ids[place - 1] == token)]
 

@@ -71,10 +71,10 @@ def _of_images(reward: str, reduce: str, every: int, device: str) -> Scorer:
         raise ValueError(f"frames: reduce: got {reduce!r}, expected one of {', '.join(REDUCTIONS)}")
     if type(every) is not int or every < 1:
         raise ValueError(f"frames: every: got {every!r}, expected a whole number of at least 1")
-    return lifted("frames", reward, device)
+    return lifted_reward("frames", reward, device)
 
 
-def lifted(by: str, reward: str, device: str) -> Scorer:
+def lifted_reward(by: str, reward: str, device: str) -> Scorer:
     """The reward that another, ``by``, lifts to its outputs; ValueError for a weight in it, which would be lost."""
     one = scorer(reward, device)
     if one.weight != 1:

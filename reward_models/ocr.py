@@ -43,7 +43,7 @@ def target_text(prompt: Prompt, from_quotes: bool = False) -> str:
     """The text that the image should show; several quoted ones are joined by spaces, in their order."""
     text = prompt.meta.get("text", prompt.answer)
     if text is None and from_quotes:
-        text = " ".join(quoted(prompt.text)) or None
+        text = " ".join(quotations(prompt.text)) or None
     if not isinstance(text, str) or not text.strip():
         how = "" if from_quotes else "; ocr(from_quotes=True) takes it from the quotation marks in the prompt"
         where = "answer, meta.text or quotation marks in the prompt" if from_quotes else "answer or meta.text"
@@ -53,7 +53,7 @@ def target_text(prompt: Prompt, from_quotes: bool = False) -> str:
     return text
 
 
-def quoted(text: str) -> list[str]:
+def quotations(text: str) -> list[str]:
     """What stands in quotation marks; in single ones only where there are no others."""
     found = re.findall(r"\"([^\"]+)\"|\u201c([^\u201d]+)\u201d|\u00ab([^\u00bb]+)\u00bb|\u300c([^\u300d]+)\u300d", text)
     parts = ["".join(groups).strip() for groups in found]

@@ -46,7 +46,7 @@ def from_pil(image: Pil.Image) -> Float[Tensor, "3 height width"]:
     return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float() / 255
 
 
-def normalized(
+def normalize(
     pixels: Float[Tensor, "*n 3 height width"],
     mean: Sequence[float] = CLIP_MEAN,
     std: Sequence[float] = CLIP_STD,
@@ -73,7 +73,7 @@ def centre_crop(
     return from_pil(pil.crop((left, top, left + size, top + size)))
 
 
-def stretched(
+def stretch(
     image: Image, size: tuple[int, int], resample: int = Pil.Resampling.BICUBIC
 ) -> Float[Tensor, "3 height width"]:
     """Resized to (height, width) whatever its proportions were (Pillow): SigLIP, DFN."""
@@ -125,28 +125,26 @@ def crop_of(
         width, height = int(size * width / short), int(size * height / short)
         resized = resized_as_pillow(pixels, (height, width), resample)
         left, top = corner((width - size) / 2), corner((height - size) / 2)
-        return normalized(resized[:, :, top : top + size, left : left + size], mean, std)
+        return normalize(resized[:, :, top : top + size, left : left + size], mean, std)
 
-    return Preprocessing(
-        lambda image: normalized(centre_crop(image, size, resample, corner), mean, std), differentiable
-    )
+    return Preprocessing(lambda image: normalize(centre_crop(image, size, resample, corner), mean, std), differentiable)
 
 
 def stretch_to(
     size: tuple[int, int], mean: Sequence[float], std: Sequence[float], resample: int = Pil.Resampling.BICUBIC
 ) -> Preprocessing:
-    """``stretched``, normalized."""
+    """Stretched and normalized."""
     return Preprocessing(
-        lambda image: normalized(stretched(image, size, resample), mean, std),
-        lambda pixels: normalized(resized_as_pillow(pixels, size, resample), mean, std),
+        lambda image: normalize(stretch(image, size, resample), mean, std),
+        lambda pixels: normalize(resized_as_pillow(pixels, size, resample), mean, std),
     )
 
 
 def padding_to(size: int, antialias: bool) -> Preprocessing:
     """``padded_longest``, normalized as for CLIP."""
     return Preprocessing(
-        lambda image: normalized(padded_longest(image, size, antialias)),
-        lambda pixels: normalized(_padded(eight_bits(pixels), size, antialias)),
+        lambda image: normalize(padded_longest(image, size, antialias)),
+        lambda pixels: normalize(_padded(eight_bits(pixels), size, antialias)),
     )
 
 

@@ -30,7 +30,7 @@ from mmgrpo.runtime.weight_files import read_object
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt, Video
 from reward_models.checkpoints import load_exactly, read_tensors
-from reward_models.scene_tower import SceneTower, resized
+from reward_models.scene_tower import SceneTower, resize
 
 SCENES = "scenes"
 """The name of the features that are trained with the head."""
@@ -142,7 +142,7 @@ def differentiable(weights: str, device: str = "cpu") -> Callable[[Sequence[Prom
         )
 
     def score(prompts: Sequence[Prompt], pixels: Tensor) -> Tensor:
-        raw = model(tower.numbers(prompts).to(device), resized(pixels.to(device)))
+        raw = model(tower.numbers(prompts).to(device), resize(pixels.to(device)))
         return (raw - model.description.mean) / model.description.std
 
     return score

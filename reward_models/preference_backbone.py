@@ -14,7 +14,7 @@ from mmgrpo.types import Output, Prompt
 from reward_models.evaluation.comparison import Comparison
 from reward_models.last_hidden import ADAPTERS, add_adapters, load_frozen, state
 from reward_models.preference import Description, PreferenceModel
-from reward_models.preference_training import LOSSES, Fitting, descend, pairs, standardized
+from reward_models.preference_training import LOSSES, Fitting, descend, pairs, standardize
 
 LAST_HIDDEN = "reward_models.last_hidden:last_hidden"
 """The only features that can be trained."""
@@ -50,7 +50,7 @@ def train_backbone(
         def backward(chosen: Tensor) -> float:
             total = 0.0
             for one, i, j, human in (compared[place] for place in chosen.tolist()):
-                prompt, outputs = one.asked(), one.outputs()
+                prompt, outputs = one.to_prompt(), one.outputs()
                 gap = score(prompt, outputs[i]) - score(prompt, outputs[j])
                 value = LOSSES[how.loss](gap, torch.full_like(gap, human))[0] / len(chosen)
                 value.backward()
@@ -60,9 +60,9 @@ def train_backbone(
         weights = [*trained.values(), *model.parameters()]
         descend(weights, len(compared), backward, how)
     with torch.no_grad():
-        scores = torch.cat([score(one.asked(), output) for one in comparisons for output in one.outputs()])
+        scores = torch.cat([score(one.to_prompt(), output) for one in comparisons for output in one.outputs()])
     model.description = replace(model.description, parameters={**parameters, "adapters": ADAPTERS})
-    return standardized(model, scores), {name: value.detach().cpu() for name, value in trained.items()}
+    return standardize(model, scores), {name: value.detach().cpu() for name, value in trained.items()}
 
 
 def _width(network: Any) -> int:

@@ -90,7 +90,7 @@ def examples(model: PreferenceModel, comparisons: Sequence[Comparison], device: 
     parts, first, second, human, count = [], [], [], [], 0
     for start in progress_bar(range(0, len(comparisons), batch), "features"):
         some = comparisons[start : start + batch]
-        prompts = [prompt for one in some for prompt in [one.asked()] * len(one.candidates)]
+        prompts = [prompt for one in some for prompt in [one.to_prompt()] * len(one.candidates)]
         parts.append(model.features(prompts, [output for one in some for output in one.outputs()], device))
         for one in some:
             for i, j, sign in pairs(one):
@@ -122,14 +122,14 @@ def train(
         raise ValueError(f"loss: got {how.loss!r}, expected one of {', '.join(LOSSES)}, {REGRESSION}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(how.seed)
-        model, given = untrained(comparisons, features, parameters, how)
+        model, given = initialize(comparisons, features, parameters, how)
         if how.loss == REGRESSION and given.ratings is None:
             raise ValueError("loss: got regression, but not every comparison has ratings; use bradley_terry")
         fit(model, given, how)
-    return standardized(model, all_scores(model, given, how.batch))
+    return standardize(model, all_scores(model, given, how.batch))
 
 
-def untrained(
+def initialize(
     comparisons: Sequence[Comparison], features: str, parameters: Mapping[str, Any], how: Fitting
 ) -> tuple[PreferenceModel, Examples]:
     """A model of random weights that fits the features, on the device, and what it is trained on."""
@@ -140,7 +140,7 @@ def untrained(
     return model.to(how.device), given
 
 
-def standardized(model: PreferenceModel, scores: Float[Tensor, "outputs"]) -> PreferenceModel:
+def standardize(model: PreferenceModel, scores: Float[Tensor, "outputs"]) -> PreferenceModel:
     """The trained model, ready to score, with the mean and std of its raw scores of all outputs."""
     model.description = replace(
         model.description, mean=float(scores.mean()), std=max(float(scores.std(correction=0)), 1e-6)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from reward_models.evaluation.comparison import Comparison
 from reward_models.preference import PreferenceModel
-from reward_models.preference_training import LOSSES, Examples, Fitting, all_scores, fit, pairs, standardized, untrained
+from reward_models.preference_training import LOSSES, Examples, Fitting, all_scores, fit, initialize, pairs, standardize
 
 
 def assign(losses: Float[Tensor, "K N"], user: Int[Tensor, "N"]) -> Int[Tensor, "users"]:
@@ -59,7 +59,7 @@ def train_groups(
     user, heads = torch.tensor(numbers, device=how.device), None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(how.seed)
-        first, given = untrained(comparisons, features, parameters, how)
+        first, given = initialize(comparisons, features, parameters, how)
         models = [first, *(PreferenceModel(first.description).to(how.device) for _ in range(groups - 1))]
         for _ in range(rounds):
             now = assign(torch.stack([_losses(model, given, how.loss, how.batch) for model in models]), user)
@@ -71,7 +71,7 @@ def train_groups(
                 if len(rows):
                     fit(model, _of(given, rows), how)
     assert heads is not None
-    trained = [standardized(model, all_scores(model, given, how.batch)) for model in models]
+    trained = [standardize(model, all_scores(model, given, how.batch)) for model in models]
     return trained, dict(zip(names, heads.tolist(), strict=True))
 
 

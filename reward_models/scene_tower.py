@@ -41,7 +41,7 @@ class SceneTower(nn.Module):
         for output in outputs:
             if not isinstance(output, Image):
                 raise TypeError(f"preference: got an output of kind {type(output).__name__}, expected an Image")
-            images.append(resized(output.pixels[None]))
+            images.append(resize(output.pixels[None]))
         return self.numbers(prompts), torch.cat(images)
 
     def numbers(self, prompts: Sequence[Prompt]) -> Int[Tensor, "N words"]:
@@ -61,7 +61,7 @@ class SceneTower(nn.Module):
         return self.out(torch.cat([x.mean((2, 3)), x.amax((2, 3))], 1))
 
 
-def resized(pixels: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N 3 32 32"]:
+def resize(pixels: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N 3 32 32"]:
     """Pixels resized to 32."""
     return functional.interpolate(pixels, (SIZE, SIZE), mode="bilinear", antialias=True)
 

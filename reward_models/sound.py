@@ -12,7 +12,7 @@ from math import inf
 from mmgrpo.scoring import Scorer, score_column
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Audio, Output, Prompt, Video
-from reward_models.frames import lifted
+from reward_models.frames import lifted_reward
 
 
 @reward(
@@ -44,4 +44,4 @@ def _heard(output: Output) -> Audio:
 @functools.lru_cache(None, typed=True)
 def _of_recordings(reward: str, device: str) -> Scorer:
     """The reward, loaded once."""
-    return lifted("sound", reward, device)
+    return lifted_reward("sound", reward, device)

@@ -455,15 +455,15 @@ def gold_problem(
 ) -> Skipped | None:
     """Why the reference answer of a row would not be rewarded, if it would not.
 
-    Every form in which a completion may give it (``written``) is scored in tags and as it stands, and so is an empty
-    one; where that is not enough, in the other forms too. What places are compared with is the size of the medium.
+    Every form in which a completion may give it (``answer_forms``) is scored in tags and as it stands, and so is an
+    empty one; where that is not enough, in the other forms too. What places are compared with is the size of the medium.
     """
     from mmgrpo.data.media import Skipped
     from mmgrpo.rewards import scorer
     from mmgrpo.scoring.isolation import in_words
     from mmgrpo.types import Text
     from reward_models.rules.tasks import MAXIMA, reads_places, states_answers
-    from reward_models.rules.written import has_boxes, written
+    from reward_models.rules.written import answer_forms, has_boxes
 
     for reward, best in rewards or ([(scorer("task"), 1.0)] if states_answers(prompt.task) else []):
         name = prompt.task if reward.name == "task" else reward.name
@@ -477,7 +477,7 @@ def gold_problem(
                 row = with_size(row, measures)
             height, width = (reads_places(name) and row.meta.get("size")) or (1, 1)
             seen = ((height, width),) * max(1, len(measures))
-            right = written(row, Text("", seen=seen))
+            right = answer_forms(row, Text("", seen=seen))
             gold, empty = (best_value(reward, row, answers, PLAIN, seen) for answers in (right, [""]))
             if gold is None or empty is None:
                 continue  # it abstains from this row

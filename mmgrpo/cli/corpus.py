@@ -59,7 +59,7 @@ def normal_of(rewards: Sequence[str]) -> str:
 def count(prompts: Sequence[Prompt], texts: Sequence[Sequence[str]], rewards: Sequence[str]) -> list[Counts]:
     """The error counts of every clip; empty unless a reward compares transcripts."""
     from reward_models.rules.speech import transcript
-    from reward_models.rules.transcripts import aligned, letters_of, normalizer, rule_for, word_errors
+    from reward_models.rules.transcripts import align, letters_of, normalizer, rule_for, word_errors
 
     if not (normal := normal_of(rewards)) or not texts:
         return []
@@ -68,7 +68,7 @@ def count(prompts: Sequence[Prompt], texts: Sequence[Sequence[str]], rewards: Se
         name = rule_for(prompt, normal, transcript(prompt))
         normalize, letters_in = normalizer(name), letters_of(name)
         reference = normalize(transcript(prompt))
-        kinds = [[pair[0] for pair in aligned(transcript(prompt), text, name)] for text in samples]
+        kinds = [[pair[0] for pair in align(transcript(prompt), text, name)] for text in samples]
         letters = [float(word_errors(letters_in(reference), letters_in(normalize(text)))) for text in samples]
         counts.append(
             Counts(

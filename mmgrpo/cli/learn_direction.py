@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
     omega = d2_align.OMEGA if given.omega is None else given.omega
     texts, images = captioned(given.images)
     prompts = [Prompt(text) for text in texts]
-    match = d2_align.matched(given.reward, given.device)
+    match = d2_align.load_match(given.reward, given.device)
     direction = d2_align.learn_direction(match, prompts, images, omega, given.steps, given.rate)
     d2_align.save_direction(direction, given.out, given.reward)
     print(f"{given.out}: a direction of length {direction.norm():.3f}, learned from {len(images)} images")

@@ -35,12 +35,12 @@ def main(arguments: list[str] | None = None) -> None:
         given = options().parse_args(arguments)
     from mmgrpo.config.plugins import load_object
     from mmgrpo.types import Prompt
-    from reward_models.sets.embeddings import embedded
+    from reward_models.sets.embeddings import embeddings_of
     from reward_models.sets.neural_map import save_map, train_map
 
     captions, images = captioned(given.images)
     texts = load_object(given.embed_text, "--embed-text")([Prompt(text) for text in captions]).detach().cpu().float()
-    seen = embedded(images, given.embed, given.device, "transported").float()
+    seen = embeddings_of(images, given.embed, given.device, "transported").float()
     save_map(train_map(texts, seen, given.steps, given.hidden, given.rate), given.out)
     print(f"{given.out}: a map learned from {len(captions)} captions and images")
 

@@ -29,7 +29,7 @@ from pipelines.pretrained import locate, read_network, read_part
 from pipelines.speech.audio import LONGEST, clip_samples, setting_to_raise
 from pipelines.speech.granite import read_granite
 from pipelines.speech.options import AudioTextOptions
-from pipelines.speech.processors import chat_of_processor, processed, read_hearing_processor
+from pipelines.speech.processors import chat_of_processor, process, read_hearing_processor
 from pipelines.training import PLAIN, Training
 
 EXAMPLE = "mistralai/Voxtral-Mini-3B-2507"
@@ -94,7 +94,7 @@ class AudioText(OwnForward):
         if self.instruction and not prompt.text.strip():
             messages[-1]["content"].append({"type": "text", "text": self.instruction})
         try:
-            inputs = processed(self.processor, messages, clips, sounds.sampling_rate)
+            inputs = process(self.processor, messages, clips, sounds.sampling_rate)
         except Exception as error:  # whatever a processor raises for a prompt that it does not take
             reason = reason_of(error)
             raise ValueError(f"prompt '{prompt.id}': the model's processor does not take it: {reason}") from error

@@ -60,7 +60,7 @@ def of_cells(row: Mapping[Any, Any], place: str, default_id: str) -> Prompt:
     """The prompt of a row of a csv file."""
     if None in row or None in row.values():
         raise ValueError(f"{place}: got another number of cells than the header has; correct the row")
-    return captioned({**row, **seconds_in(row, place)}, place, default_id)
+    return prompt_of_caption({**row, **seconds_in(row, place)}, place, default_id)
 
 
 def of_object(line: bytes, place: str, default_id: str) -> Prompt:
@@ -69,10 +69,10 @@ def of_object(line: bytes, place: str, default_id: str) -> Prompt:
         row = object_of(text_of(line))
     except ValueError as error:
         raise ValueError(f"{place}: {one_line(error)}") from error
-    return captioned(row, place, default_id)
+    return prompt_of_caption(row, place, default_id)
 
 
-def captioned(row: Mapping[str, Any], place: str, default_id: str) -> Prompt:
+def prompt_of_caption(row: Mapping[str, Any], place: str, default_id: str) -> Prompt:
     """A row with its caption as the text and its own id, where it has one."""
     row = dict(row)
     if "caption" in row and not {"text", "prompt", "problem"} & row.keys():

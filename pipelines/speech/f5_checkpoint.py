@@ -22,7 +22,7 @@ HEAD = "proj_out_ln_sig"
 """The head of F5R-TTS."""
 
 
-def located(path: str | Path, folder: str) -> Path:
+def find_folder(path: str | Path, folder: str) -> Path:
     """The folder of a checkpoint, downloaded where ``path`` is a hub id."""
     if not Path(path).is_dir():
         from huggingface_hub import snapshot_download

@@ -103,7 +103,7 @@ class F5Network(nn.Module):
             else:
                 x = block(x, state, turns, real)
         scale, shift = self.norm_out(state)
-        x = modulated(x, scale, shift)
+        x = modulate(x, scale, shift)
         output = self.proj_out(x)
         if self.shape.spread:
             output = torch.cat([output, self.proj_out_ln_sig(x)], -1)
@@ -248,8 +248,8 @@ class Block(nn.Module):
         real: Bool[Tensor, "N frames"],
     ) -> Float[Tensor, "N frames width"]:
         shift, scale, gate, shift_after, scale_after, gate_after = self.attn_norm(time)
-        x = x + gate[:, None] * self.attn(modulated(x, scale, shift), turns, real)
-        return x + gate_after[:, None] * self.ff["ff"](modulated(x, scale_after, shift_after))
+        x = x + gate[:, None] * self.attn(modulate(x, scale, shift), turns, real)
+        return x + gate_after[:, None] * self.ff["ff"](modulate(x, scale_after, shift_after))
 
 
 class Modulation(nn.Module):
@@ -280,9 +280,9 @@ class Attention(nn.Module):
             layer(x).unflatten(-1, (-1, self.head)).transpose(1, 2) for layer in (self.to_q, self.to_k, self.to_v)
         )
         if self.rotates_all:
-            queries, keys = rotated(queries, turns), rotated(keys, turns)
+            queries, keys = rotate(queries, turns), rotate(keys, turns)
         else:
-            queries, keys = (torch.cat([rotated(states[:, :1], turns), states[:, 1:]], 1) for states in (queries, keys))
+            queries, keys = (torch.cat([rotate(states[:, :1], turns), states[:, 1:]], 1) for states in (queries, keys))
         mixed = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=real[:, None, None])
         return self.to_out[0](mixed.transpose(1, 2).flatten(2)) * real[..., None]
 
@@ -300,14 +300,14 @@ class Rotary(nn.Module):
         return (place[:, None] * self.inv_freq.float()).repeat_interleave(2, -1)
 
 
-def rotated(x: Float[Tensor, "N heads frames head"], turns: Float[Tensor, "frames head"]) -> Tensor:
+def rotate(x: Float[Tensor, "N heads frames head"], turns: Float[Tensor, "frames head"]) -> Tensor:
     """Neighbouring pairs (a, b) of a head turned by their angle: (a cos - b sin, b cos + a sin)."""
     first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
     quarter = torch.stack([-second, first], -1).flatten(-2)
     return (x * turns.cos() + quarter * turns.sin()).to(x.dtype)
 
 
-def modulated(
+def modulate(
     x: Float[Tensor, "N frames width"], scale: Float[Tensor, "N width"], shift: Float[Tensor, "N width"]
 ) -> Float[Tensor, "N frames width"]:
     """Normalized without weights of its own, then scaled and shifted."""

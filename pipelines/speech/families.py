@@ -13,7 +13,7 @@ from mmgrpo.config.plugins import locate
 from mmgrpo.config.settings import Config, Sections
 from mmgrpo.family import Arithmetic, Engines, Family, Load
 from pipelines.denoising import accept
-from pipelines.families import SAMPLER, adapters, displayed, write_page, write_speech
+from pipelines.families import SAMPLER, adapters, previewer, write_page, write_speech
 from pipelines.language import Check, language_family, load_model, load_policy, refuse_model
 from pipelines.options import check_trainable
 from pipelines.speech.options import (
@@ -473,7 +473,7 @@ FAMILIES: Mapping[str, Family] = {
             check=refuse_width,
             refuse_model=refuse_no_network,
             has=nothing,
-            displayed=displayed,
+            displayed=previewer,
             elsewhere=whole_network,
         ),
         audio_family(
@@ -567,7 +567,7 @@ FAMILIES: Mapping[str, Family] = {
             has=nothing,
             readable=without_media,
             accept=accept,
-            displayed=displayed,
+            displayed=previewer,
             blocks=("HiggsAudioV2DecoderLayer",),
             in_step=True,
             elsewhere=adapters,

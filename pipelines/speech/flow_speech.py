@@ -28,13 +28,13 @@ from mmgrpo.config.registry import bind
 from mmgrpo.diffusion.schedules import GRIDS, Grid, pruned_sway_grid
 from mmgrpo.runtime.devices import autocast, put
 from mmgrpo.types import Audio, Prompt, Reference
-from pipelines.conditions import taken
+from pipelines.conditions import take_rows
 from pipelines.denoising import CHECKPOINT
 from pipelines.pretrained import reading
 from pipelines.speech.audio import read_audio, resample
 from pipelines.speech.f5_checkpoint import (
     HEAD,
-    located,
+    find_folder,
     read_tensors,
     read_vocabulary,
     save_adapters,
@@ -79,7 +79,7 @@ class Utterances:
 
     def take(self, index: Int[Tensor, "M"]) -> Utterances:
         """Rows by number, possibly repeated."""
-        return Utterances(*taken((self.text, self.reference, self.given, self.frames, self.gain), index))
+        return Utterances(*take_rows((self.text, self.reference, self.given, self.frames, self.gain), index))
 
 
 @dataclass
@@ -154,7 +154,7 @@ class FlowSpeech:
         """
         given, text, clips = (
             before_text(spoken_before(prompt)),
-            spelled(prompt.text),
+            respell(prompt.text),
             [m for m in prompt.media if m.kind == "audio"],
         )
         if not text:
@@ -176,7 +176,7 @@ class FlowSpeech:
                 f"speech, expected some speech and at most model.seconds={self.seconds:g} s together; shorten either, "
                 "or raise it"
             )
-        words = spaced(given + text)
+        words = space_words(given + text)
         if unknown := sorted(set(words) - self.characters.keys()):
             raise ValueError(
                 f"prompt '{prompt.id}': got the characters {unknown}, which the checkpoint's vocab.txt lacks; spell "
@@ -246,7 +246,7 @@ class FlowSpeech:
 def spoken_before(prompt: Prompt) -> str:
     """The transcript of the reference as F5-TTS ends it: by a full stop and a space, also behind another mark, or by
     the full stop of Chinese; empty where there is none."""
-    text = spelled(str(prompt.meta.get("reference_text") or ""))
+    text = respell(str(prompt.meta.get("reference_text") or ""))
     return text if not text or text.endswith("。") else f"{text.removesuffix('.')}. "
 
 
@@ -275,7 +275,7 @@ WORDS = re.compile(r"(AT&T|[cC]\+\+|[cC]#)|((?:(?![cC]\+\+|[cC]#|AT&T)[a-zA-Z0-9
 """Where jieba, by which F5-TTS cuts texts also of other languages than Chinese, cuts what is not Chinese."""
 
 
-def spaced(text: str) -> str:
+def space_words(text: str) -> str:
     """A text with the spaces that F5-TTS writes before words behind anything but a space, a colon or a quotation mark:
     "well-known" is "well- known" and "(a dog)" stays, "(the dog)" is "( the dog)"."""
     written = ""
@@ -287,7 +287,7 @@ def spaced(text: str) -> str:
     return written
 
 
-def spelled(text: str) -> str:
+def respell(text: str) -> str:
     """One line in the spelling of the vocabulary."""
     return " ".join(text.split()).translate(SPELLING)
 
@@ -306,7 +306,7 @@ def load(options: FlowSpeechOptions, training: Training = PLAIN) -> FlowSpeech:
     With ``options.head="drawn"`` the head of F5R-TTS predicts ln std of the velocity; a checkpoint without one is given
     one that predicts ``options.sigma`` everywhere.
     """
-    source, old, drawn = located(options.path, options.folder), options.release == "v0", options.head == "drawn"
+    source, old, drawn = find_folder(options.path, options.folder), options.release == "v0", options.head == "drawn"
     tensors = read_tensors(Path(training.network or source))
     shape = replace(shape_of(tensors), rotates_all=not old, masks_text=not old, spread=drawn)
     tensors = with_head(tensors, options.sigma) if shape.spread else {k: v for k, v in tensors.items() if HEAD not in k}

@@ -55,7 +55,7 @@ def read_hearing_processor(source: str, config: Any) -> Any:
     return read_processor(source, kind)
 
 
-def processed(processor: Any, messages: Sequence[Mapping[str, Any]], clips: Clips, rate: int) -> Mapping[str, Any]:
+def process(processor: Any, messages: Sequence[Mapping[str, Any]], clips: Clips, rate: int) -> Mapping[str, Any]:
     """What a processor makes of a conversation whose parts of type ``audio`` stand for ``clips``.
 
     ValueError where its chat template has not one mark for each clip, which would then not be heard.

@@ -23,7 +23,7 @@ from pipelines.denoising import (
     policy_over,
     refuse_model,
 )
-from pipelines.families import displayed, write_page, write_speech
+from pipelines.families import previewer, write_page, write_speech
 from pipelines.options import check_trainable
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def audio_family(
         has=has,
         readable=check_media,
         accept=accept,
-        displayed=displayed,
+        displayed=previewer,
         guidance="guidance",
         blocks=blocks,
         elsewhere=elsewhere,

@@ -34,7 +34,7 @@ from mmgrpo.diffusion.schedules import Grid, exponential_sigmas, variance_explod
 from mmgrpo.runtime.devices import autocast
 from mmgrpo.types import Audio, Prompt, Reference
 from pipelines import require
-from pipelines.conditions import Conditioning, Encoding, Encodings, refuse_cut, refuse_media, stacked
+from pipelines.conditions import Conditioning, Encoding, Encodings, refuse_cut, refuse_media, stack_rows
 from pipelines.pretrained import locate, read_json, read_network, read_pipeline
 from pipelines.speech.options import StableAudioOptions
 from pipelines.training import PLAIN, Training, freeze, make_trainable
@@ -114,7 +114,7 @@ class StableAudio:
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt]) -> Conditioning:
         """Words and durations in cross-attention, durations in the global state, and durations in seconds."""
-        [words] = stacked(self.encodings.rows(prompts))
+        [words] = stack_rows(self.encodings.rows(prompts))
         seconds = torch.tensor([self.seconds_of(prompt) for prompt in prompts], device=self.device)
         project = self.pipeline.projection_model
         ends = project(start_seconds=torch.zeros_like(seconds), end_seconds=seconds)
@@ -149,7 +149,7 @@ class StableAudio:
                 )
             return velocity
 
-        return guided(evaluate, x, time, conditioning, self.guidance)
+        return guided_velocity(evaluate, x, time, conditioning, self.guidance)
 
     @functools.cached_property
     def rotary(self) -> tuple[Tensor, Tensor]:
@@ -191,7 +191,7 @@ def duration_of(prompt: Prompt, default: float, longest: float, limit: str) -> f
     return float(seconds)
 
 
-def guided(
+def guided_velocity(
     evaluate: Callable[[Tensor, Tensor, tuple[Tensor, ...]], Tensor],
     x: Float[Tensor, "N channels frames"],
     time: Float[Tensor, " N"],

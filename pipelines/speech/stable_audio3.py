@@ -33,7 +33,7 @@ from mmgrpo.diffusion.schedules import GRIDS, Grid, flow
 from mmgrpo.runtime.devices import autocast, put
 from mmgrpo.types import Audio, Prompt, Reference
 from pipelines import require
-from pipelines.conditions import Conditioning, Encoding, Encodings, refuse_cut, refuse_media, stacked
+from pipelines.conditions import Conditioning, Encoding, Encodings, refuse_cut, refuse_media, stack_rows
 from pipelines.denoising import CHECKPOINT
 from pipelines.pretrained import locate, read_json, read_network, read_pipeline
 from pipelines.speech.options import StableAudio3Options
@@ -42,7 +42,7 @@ from pipelines.speech.stable_audio import (
     TRANSFORMER,
     adaptable,
     duration_of,
-    guided,
+    guided_velocity,
     recordings,
     save_trained,
 )
@@ -133,7 +133,11 @@ class StableAudio3:
         sizes = torch.tensor([[self.frames(one), int(one * self.rate)] for one in seconds])
 
         def conditioned(prompts: Sequence[Prompt]) -> tuple[Tensor, ...]:
-            return *self.pipeline.prepare_cross_attention(*stacked(self.encodings.rows(prompts)), state), state, sizes
+            return (
+                *self.pipeline.prepare_cross_attention(*stack_rows(self.encodings.rows(prompts)), state),
+                state,
+                sizes,
+            )
 
         negative = () if self.guidance == 1 else conditioned([Prompt("")] * len(prompts))
         return Conditioning(conditioned(prompts), negative)
@@ -169,7 +173,7 @@ class StableAudio3:
         for frames, here in by_frames(conditioning):
             rows = put(here, x.device)
             given = x[rows, :, :frames], time[rows], conditioning.take(here)
-            velocity[rows, :, :frames] = guided(evaluate, *given, self.guidance)
+            velocity[rows, :, :frames] = guided_velocity(evaluate, *given, self.guidance)
         return velocity
 
     @torch.no_grad()

@@ -29,7 +29,7 @@ from mmgrpo.policies.parallel_tokens import Conditions
 from mmgrpo.runtime.devices import autocast
 from mmgrpo.types import Image, Output, Prompt, Reference
 from pipelines import require
-from pipelines.conditions import Encoding, Encodings, negative_of, refuse_cut, refuse_media, stacked
+from pipelines.conditions import Encoding, Encodings, negative_of, refuse_cut, refuse_media, stack_rows
 from pipelines.lora import lora_weights
 from pipelines.pretrained import check_pipeline, locate, read_encoders, read_json, read_network, read_part, reading
 from pipelines.training import PLAIN, Training, freeze, make_trainable
@@ -209,11 +209,11 @@ class Amused:
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt]) -> Conditions:
         """CLIP's states and projections of prompts and of their negative prompts."""
-        hidden, pooled = stacked(self.encodings.rows(prompts))
+        hidden, pooled = stack_rows(self.encodings.rows(prompts))
         if self.guidance == 1:
             return {"hidden": hidden, "pooled": pooled}
         negatives = [negative_of(prompt, self.negative_prompt) for prompt in prompts]
-        negative, negative_pooled = stacked(self.encodings.rows(negatives))
+        negative, negative_pooled = stack_rows(self.encodings.rows(negatives))
         return {"hidden": hidden, "pooled": pooled, "negative": negative, "negative_pooled": negative_pooled}
 
     def logits(

@@ -25,7 +25,7 @@ from pipelines.denoising import (
     read_whole,
     refuse_model,
 )
-from pipelines.families import DENOISER, displayed
+from pipelines.families import DENOISER, previewer
 from pipelines.options import ModelOptions, check_trainable
 from pipelines.visual.options import (
     FlowOptions,
@@ -119,7 +119,7 @@ def visual_family(
         has=drawn_with,
         readable=check_rows,
         accept=accept,
-        displayed=displayed,
+        displayed=previewer,
         guidance=guidance,
         image_input=image_input,
         blocks=blocks,

@@ -27,7 +27,7 @@ from mmgrpo.diffusion.schedules import GRIDS, Grid, flow
 from mmgrpo.runtime.fingerprint import of_network
 from mmgrpo.runtime.finite import is_finite
 from mmgrpo.types import Audio, Image, Media, Prompt, Reference, Video
-from pipelines.conditions import Conditioning, Encoding, Encodings, negative_of, refuse_media, stacked
+from pipelines.conditions import Conditioning, Encoding, Encodings, negative_of, refuse_media, stack_rows
 from pipelines.denoising import CHECKPOINT
 from pipelines.lora import lora_weights
 from pipelines.training import Training, make_trainable, torch_dtype
@@ -204,10 +204,10 @@ class FlowModel:
     @torch.no_grad()
     def encode(self, prompts: Sequence[Prompt]) -> Conditioning:
         """One row per prompt, on the device."""
-        words = stacked(self.encodings.rows(prompts))
+        words = stack_rows(self.encodings.rows(prompts))
         if self.guidance == 1 and not self.encodes_negatives:
             return Conditioning(words)
-        return Conditioning(words, stacked(self.negatives.rows([self.negative(prompt) for prompt in prompts])))
+        return Conditioning(words, stack_rows(self.negatives.rows([self.negative(prompt) for prompt in prompts])))
 
     def negative(self, prompt: Prompt) -> Prompt:
         """The negative prompt of a prompt, with its media."""

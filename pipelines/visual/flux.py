@@ -20,7 +20,7 @@ from torch import Tensor
 from mmgrpo.runtime.devices import put
 from mmgrpo.types import Prompt
 from pipelines import require, tiny_text
-from pipelines.conditions import refuse_cut, summarized
+from pipelines.conditions import mute_summary_warnings, refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual import tiny_parts
@@ -82,7 +82,7 @@ class Flux(Architecture):
 
     def words(self, prompt: Prompt) -> tuple[Tensor, Tensor]:
         """Hidden states of T5 and the pooled vector of CLIP, as in diffusers."""
-        with summarized(self.pipeline):
+        with mute_summary_warnings(self.pipeline):
             hidden, pooled, _ = self.pipeline.encode_prompt(
                 prompt=prompt.text, device=self.device, max_sequence_length=self.max_sequence_length
             )

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mmgrpo.types import Prompt
 from pipelines import require
-from pipelines.conditions import refuse_cut, summarized
+from pipelines.conditions import mute_summary_warnings, refuse_cut
 from pipelines.pretrained import locate, read_network, read_part, read_pipeline
 from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model
@@ -79,7 +79,7 @@ def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
 
 def encode_words(pipeline: Any, prompt: Prompt, most: int, device: torch.device) -> tuple[Tensor, ...]:
     """Hidden states of Llama, the pooled vector of CLIP, and the mask of Llama's tokens."""
-    with summarized(pipeline):
+    with mute_summary_warnings(pipeline):
         hidden, pooled, mask = pipeline.encode_prompt(prompt=prompt.text, device=device, max_sequence_length=most)
     return hidden[0], pooled[0], mask[0]
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from mmgrpo.runtime.devices import put
 from mmgrpo.types import Prompt
 from pipelines import require
-from pipelines.conditions import padded, refuse_cut
+from pipelines.conditions import pad_states, refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model
@@ -118,7 +118,7 @@ def encode_words(pipeline: Any, prompt: Prompt, most: int, device: torch.device)
         pipeline.tokenizer_2, pipeline.text_encoder_2, prompt.text, device, tokenizer_max_length=QUOTED
     )
     real = [hidden[0, : int(mask.sum())] for hidden, mask in (words, glyphs)]
-    return *padded(real[0], most), *padded(real[1], QUOTED)
+    return *pad_states(real[0], most), *pad_states(real[1], QUOTED)
 
 
 def velocity(

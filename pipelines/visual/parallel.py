@@ -12,7 +12,7 @@ from mmgrpo.config.plugins import locate
 from mmgrpo.config.settings import Config, Sections
 from mmgrpo.family import Arithmetic, Family
 from pipelines.denoising import accept, load_model, read_whole, refuse_model
-from pipelines.families import displayed
+from pipelines.families import previewer
 from pipelines.options import check_trainable
 from pipelines.visual.family import naming, read, write_page, write_samples
 from pipelines.visual.options import ParallelSampling, VisualData, VisualEval
@@ -61,7 +61,7 @@ def parallel_family(
         has=lambda config: frozenset({"conditionals"} if config.sampling.likelihood == "conditional" else ()),
         readable=partial(readable, module),
         accept=accept,
-        displayed=displayed,
+        displayed=previewer,
         guidance="guidance",
         blocks=blocks,
         in_step=True,

@@ -17,7 +17,7 @@ from torch import Tensor
 from mmgrpo.runtime.devices import put
 from mmgrpo.types import Prompt
 from pipelines import require
-from pipelines.conditions import padded, refuse_cut
+from pipelines.conditions import pad_states, refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model, shifted_spacing
@@ -66,7 +66,7 @@ class QwenImage(Architecture):
         """Hidden states of Qwen2.5-VL behind the pipeline's instruction, padded, and which of them are real."""
         text = prompt.text or NOTHING
         hidden, _ = self.pipeline.encode_prompt(text, self.device)
-        return padded(hidden[0], self.max_sequence_length)
+        return pad_states(hidden[0], self.max_sequence_length)
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
         """The transformer's prediction for unpacked latents."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mmgrpo.types import Prompt
 from pipelines import require
-from pipelines.conditions import padded, refuse_cut
+from pipelines.conditions import pad_states, refuse_cut
 from pipelines.pretrained import locate, read_network, read_part, read_pipeline
 from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual.conditioning_image import by_sizes
@@ -71,7 +71,7 @@ class QwenImage21(Architecture):
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of Qwen3-VL behind the pipeline's instruction, padded, and which of them are real."""
         hidden, *_ = self.pipeline.encode_prompt(prompt.text or NOTHING, device=self.device)
-        return padded(hidden[0], self.max_sequence_length)
+        return pad_states(hidden[0], self.max_sequence_length)
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
         """The transformer's prediction for the image alone; a pass per length of prompts."""

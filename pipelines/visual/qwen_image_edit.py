@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmgrpo.types import Prompt
 from pipelines import require
-from pipelines.conditions import padded
+from pipelines.conditions import pad_states
 from pipelines.pretrained import architecture, locate, read_network, read_part, read_pipeline
 from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual.conditioning_image import by_size, conditioning_image
@@ -85,7 +85,7 @@ class QwenImageEdit(QwenImage):
         given = pack(self.latents(pixels.to(self.device)))[0]
         cell = 2 * pipeline.vae_scale_factor
         size = torch.tensor([side // cell for side in seen])
-        return *padded(hidden[0], self.max_sequence_length), given, size
+        return *pad_states(hidden[0], self.max_sequence_length), given, size
 
     def latents(self, pixels: Tensor) -> Tensor:
         """Normalized latents of pixels in [-1, 1]: the mean of the VAE's distribution, without noise."""

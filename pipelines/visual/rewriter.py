@@ -21,7 +21,7 @@ from mmgrpo.config.ranges import ANY_TEXT, COUNT, DEVICE, LONG_TEXT, one_of
 from mmgrpo.config.reading import build, load_yaml, refuse_preset, with_preset
 from mmgrpo.config.settings import Config, Sections, config_class
 from mmgrpo.family import Arithmetic, Family, family
-from pipelines.families import displayed
+from pipelines.families import previewer
 from pipelines.visual.family import write_page, write_samples
 from pipelines.visual.options import VisualData, VisualEval
 from pipelines.visual.written_prompts import LIMIT, asked, planned, refuse_instruction, rewritten
@@ -233,5 +233,5 @@ FAMILY = Family(
     check=check,
     readable=readable,
     accept=accept,
-    displayed=displayed,
+    displayed=previewer,
 )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from mmgrpo.types import Prompt
 from pipelines import require
-from pipelines.conditions import refuse_cut, summarized
+from pipelines.conditions import mute_summary_warnings, refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline, read_scheduler
 from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual.enlarger import Enlarger
@@ -90,7 +90,7 @@ class Pretrained(Architecture):
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states and pooled vector of one prompt from both CLIP encoders and T5, as in diffusers."""
-        with summarized(self.pipeline):
+        with mute_summary_warnings(self.pipeline):
             hidden, _, pooled, _ = self.pipeline.encode_prompt(
                 prompt=prompt.text,
                 prompt_2=None,

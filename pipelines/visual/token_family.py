@@ -12,7 +12,7 @@ from mmgrpo.config.plugins import locate
 from mmgrpo.config.settings import Config, Sections
 from mmgrpo.family import Arithmetic, Family
 from pipelines.denoising import read_whole, refuse_other_architectures
-from pipelines.families import adapters, displayed
+from pipelines.families import adapters, previewer
 from pipelines.options import check_trainable
 from pipelines.visual.family import naming, read, write_page, write_samples
 from pipelines.visual.options import ImageTokenSampling, VisualData, VisualEval
@@ -44,7 +44,7 @@ def token_family(name: str, about: str, module: str, architectures: tuple[str, .
         has=has,
         readable=partial(readable, module),
         accept=accept,
-        displayed=displayed,
+        displayed=previewer,
         guidance="guidance",
         blocks=("*DecoderLayer",),
         elsewhere=adapters,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mmgrpo.types import Prompt
 from pipelines import require
-from pipelines.conditions import padded, refuse_cut
+from pipelines.conditions import pad_states, refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual.flow import (
@@ -82,7 +82,7 @@ class ZImage(Architecture):
             do_classifier_free_guidance=False,
             max_sequence_length=self.max_sequence_length,
         )
-        return padded(hidden, self.max_sequence_length)
+        return pad_states(hidden, self.max_sequence_length)
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
         """The velocity of the network's prediction; it takes a list of images and one of prompts."""

@@ -179,7 +179,7 @@ def arithmetic(config: Config) -> Arithmetic:
     return replace(cost, lines=(cost.lines[0], *further, *cost.lines[1:]))
 
 
-def compared(config: Config, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+def with_comparisons(config: Config, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
     """The prompts, or with ``data.comparison`` the questions about their answers, in files if they are there."""
     if not config.data.comparison:
         return prompts
@@ -195,7 +195,7 @@ def compared(config: Config, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
     return prompts.changed(change)
 
 
-def worded(config: Config, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+def with_wording(config: Config, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
     """The prompts with ``data.system`` and ``data.template``, in files if they are there."""
     if not (config.data.system or config.data.template):
         return prompts
@@ -213,7 +213,7 @@ def read(config: Config, path: str) -> tuple[Sequence[Prompt], list[Skipped]]:
 
 def readable(config: Config, prompts: Sequence[Prompt], name: str) -> tuple[Sequence[Prompt], list[Skipped]]:
     """The prompts whose media can be read, and the skipped ones."""
-    return check_media(config, worded(config, compared(config, prompts)), name)
+    return check_media(config, with_wording(config, with_comparisons(config, prompts)), name)
 
 
 def accept(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Skipped]]:
@@ -228,7 +228,7 @@ def accept(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> tuple[l
 
 def prompts(config: Config, arguments: Sequence[str]) -> list[Prompt]:
     """Texts of a command line."""
-    return list(worded(config, texts(config, arguments)))
+    return list(with_wording(config, texts(config, arguments)))
 
 
 def summary(config: Config, trainer: Trainer) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from mmgrpo.data.values import reason_of
 from mmgrpo.policies.token_model import Context
 from mmgrpo.types import Image, Media, Prompt, Reference, Turn
 from pipelines import require
-from pipelines.generic_lm import OwnForward, choose_way, train_decoder, typed
+from pipelines.generic_lm import OwnForward, choose_way, token_types, train_decoder
 from pipelines.pretrained import locate, read_json, read_network, read_part
 from pipelines.processors import read_processor
 from pipelines.training import PLAIN, Training
@@ -174,7 +174,7 @@ class ImageText(OwnForward):
         return read
 
     def joined(self, media: Mapping[str, Tensor], read: Sequence[LaterImage]) -> dict[str, Tensor]:
-        """The tensors of a prompt with those of images behind it; ``typed`` knows the types of their tokens."""
+        """The tensors of a prompt with those of images behind it; ``token_types`` knows the types of their tokens."""
         types = {name: torch.zeros(1, 0, dtype=torch.long) for name in self.joins.types}
         return {**types, **media, **self.joins.join([media, *(one.tensors for one in read)])}
 
@@ -182,7 +182,7 @@ class ImageText(OwnForward):
         """Positions of a row with these images, by the model's own rule."""
         row = torch.tensor(ids)
         whole = {name: value for name, value in media.items() if not value.is_floating_point()}
-        types = {name: typed(media[name], row, known) for name, known in self.types.items()}
+        types = {name: token_types(media[name], row, known) for name, known in self.types.items()}
         return self._positions({"input_ids": row[None], **whole, **types})
 
     @cached_property

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from mmgrpo.data.chat import ChatTemplate, special_tokens, turn_end
 from mmgrpo.data.values import reason_of
-from pipelines.generic_lm import typed
+from pipelines.generic_lm import token_types
 
 SIZES = ((64, 48), (30, 120), (120, 40), (200, 150))
 """Widths and heights of the images of the example: tall and wide, small and large."""
@@ -90,7 +90,7 @@ class Joins:
             wanted = whole[name]
             if name.endswith("token_type_ids"):
                 types[name] = {token: kind for token, kind in zip(ids.tolist(), wanted[0].tolist()) if kind}
-                if not torch.equal(typed(pieces[0][name], ids, types[name]), wanted):
+                if not torch.equal(token_types(pieces[0][name], ids, types[name]), wanted):
                     raise ValueError(f"its processor gives one token several types ({name})")
                 continue
             some = [one[name] for one in single if name in one]

@@ -150,7 +150,7 @@ def _decode(media: Media, choose: Choose, fps: float) -> FrameSet:
     return FrameSet(frames, _times(media, len(files), fps), fps, "files")
 
 
-def displayed(media: Media | Audio) -> Pil.Image | Sound:
+def preview(media: Media | Audio) -> Pil.Image | Sound:
     """A thumbnail of an image, a strip of a few frames of a video, or a small file of a recording."""
     if isinstance(media, Audio) or media.kind == "audio":
         from pipelines.speech.audio import small_sound, sound_of

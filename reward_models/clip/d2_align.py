@@ -65,7 +65,7 @@ def d2_align(
 
     ``direction`` is a file of ``save_direction``. NaN for an image that is not finite.
     """
-    match = matched(reward, device)
+    match = load_match(reward, device)
     return score(match, prompts, outputs, _correction(match, direction, omega))
 
 
@@ -73,7 +73,7 @@ def differentiable(
     direction: str, reward: str = "hpsv2", omega: float = OMEGA, device: str = "cpu"
 ) -> Callable[[Sequence[Prompt], Tensor], Tensor]:
     """``d2_align`` as a function of pixels."""
-    match = matched(reward, device)
+    match = load_match(reward, device)
     return functools.partial(match.differentiable, correct=_correction(match, direction, omega))
 
 
@@ -86,13 +86,13 @@ def _correction(match: Match, direction: str, omega: float) -> Callable[[Tensor]
                 f"d2_align: {direction}: got a direction of {len(vector)} numbers, expected {texts.shape[1]}, the "
                 f"width of {match.name}; learn it with the same reward"
             )
-        return guided(texts, vector, omega)
+        return guide(texts, vector, omega)
 
     return correct
 
 
 @functools.cache
-def matched(reward: str, device: str = "cpu") -> Match:
+def load_match(reward: str, device: str = "cpu") -> Match:
     """The reward, written as in a recipe, loaded once."""
     name, parameters = parse(reward, "d2_align: reward")
     if name not in MATCHES:
@@ -103,7 +103,7 @@ def matched(reward: str, device: str = "cpu") -> Match:
         raise ValueError(f"d2_align: reward: got {reward!r}, whose parameters do not fit: {error}") from error
 
 
-def guided(
+def guide(
     texts: Float[Tensor, "n width"], direction: Float[Tensor, " width"], omega: float = OMEGA
 ) -> Float[Tensor, "n width"]:
     """The corrected text features e~ of features of length 1."""
@@ -133,7 +133,7 @@ def learn_direction(
     direction = torch.zeros(words.shape[1], requires_grad=True)
     optimizer = torch.optim.Adam([direction], lr=rate)
     for _ in range(steps):
-        loss = -match.value((seen * guided(words, direction, omega)).sum(1)).mean()
+        loss = -match.value((seen * guide(words, direction, omega)).sum(1)).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -95,7 +95,7 @@ def tokenizer_of(source: str, context: int, reward: str) -> Callable[[list[str]]
 def transform_of(weights: str, reward: str, size: int, kind: str) -> Preprocessing:
     """The preprocessing that the checkpoint's own files describe, or that of its kind of model."""
     if (opened := neighbour(weights, "preprocessor_config.json", reward)) is not None:
-        return described(opened, size, kind, f"{reward}: {weights}: preprocessor_config.json")
+        return read_preprocessing(opened, size, kind, f"{reward}: {weights}: preprocessor_config.json")
     facts = (neighbour(weights, "open_clip_config.json", reward) or {}).get("preprocess_cfg", {})
     mode, interpolation = facts.get("resize_mode", "shortest"), facts.get("interpolation", "bicubic")
     if mode not in ("shortest", "squash") or interpolation not in ("bicubic", "bilinear"):
@@ -113,7 +113,7 @@ def transform_of(weights: str, reward: str, size: int, kind: str) -> Preprocessi
     return crop_of(size, mean, std, resample)
 
 
-def described(facts: Mapping[str, Any], size: int, kind: str, name: str) -> Preprocessing:
+def read_preprocessing(facts: Mapping[str, Any], size: int, kind: str, name: str) -> Preprocessing:
     """What transformers' image processor does with its ``preprocessor_config.json``; ``name`` begins errors."""
     sides = facts.get("size", size)
     sides = sides if isinstance(sides, Mapping) else {"shortest_edge": sides} if kind == "clip" else {}

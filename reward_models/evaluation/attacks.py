@@ -56,7 +56,9 @@ STRENGTHS: Mapping[str, float] = {"blur": 1.0, "noise": 0.15, "jpeg": 10.0, "tex
 """Strength of each damage as an attack: a person sees it at once."""
 
 
-def damaged(output: Output, name: str, generator: np.random.Generator, strength: int | float = 0) -> Output | None:
+def damage_output(
+    output: Output, name: str, generator: np.random.Generator, strength: int | float = 0
+) -> Output | None:
     """The output after a damage, at 0 of that in ``STRENGTHS``; a clip frame by frame with one draw; None for what has
     no pixels."""
     strength = float(strength or STRENGTHS[name])
@@ -69,6 +71,6 @@ def damaged(output: Output, name: str, generator: np.random.Generator, strength:
     return None
 
 
-def padded(output: Output) -> Output | None:
+def repeat_text(output: Output) -> Output | None:
     """A text that says everything twice; None for other outputs."""
     return replace(output, text=f"{output.text}\n\n{output.text}") if isinstance(output, Text) else None

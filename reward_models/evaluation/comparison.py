@@ -75,7 +75,7 @@ class Comparison:
         media = (one.source if isinstance(one.source, bytes) else str(one.source).encode() for one in self.about)
         return "\n".join([self.prompt.text, *(hashlib.blake2b(medium).hexdigest() for medium in media)])
 
-    def asked(self) -> Prompt:
+    def to_prompt(self) -> Prompt:
         """The prompt with its media, decoded unless they are files."""
         if not self.about:
             return self.prompt

@@ -34,7 +34,7 @@ def score(scorers: Sequence[Scorer], comparisons: Sequence[Comparison], batch: i
         for start in range(0, len(comparisons), batch):
             part = comparisons[start : start + batch]
             outputs = [one.outputs() for one in part]
-            prompts = [prompt for one in part for prompt in [one.asked()] * len(one.candidates)]
+            prompts = [prompt for one in part for prompt in [one.to_prompt()] * len(one.candidates)]
             for scorer in scorers:
                 flat = list(itertools.chain.from_iterable(outputs))
                 values = iter(score_column(scorer.name, scorer.fn, prompts, flat, scorer.trusted))

@@ -14,7 +14,7 @@ from mmgrpo.runtime.progress import progress_bar
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.isolation import score_column
 from mmgrpo.types import Output, Prompt
-from reward_models.evaluation.attacks import DAMAGES, damaged, padded
+from reward_models.evaluation.attacks import DAMAGES, damage_output, repeat_text
 from reward_models.evaluation.comparison import Comparison
 from reward_models.evaluation.evaluate import plain, score
 
@@ -29,7 +29,7 @@ def robustness(scorer: Scorer, comparisons: Sequence[Comparison], seed: int = 0,
     ``prompt_swap`` scores the output for the next comparison's prompt. ``reading_order`` is the share of comparisons
     in which a score's order changes when the outputs are read backwards, which only rewards that compare outputs can.
     """
-    best = [(one.asked(), one.outputs()[int(np.argmin(one.ranks))]) for one in comparisons]
+    best = [(one.to_prompt(), one.outputs()[int(np.argmin(one.ranks))]) for one in comparisons]
     before = _values(scorer, best, "before", batch)
     shares = {
         name: _share(before, _values(scorer, cases, name, batch)) for name, cases in _variants(best, seed).items()
@@ -48,11 +48,12 @@ def _variants(best: Sequence[Case], seed: int) -> Mapping[str, Sequence[Case | N
     return {
         **{
             name: [
-                changed(prompt, damaged(output, name, draws[name][row])) for row, (prompt, output) in enumerate(best)
+                changed(prompt, damage_output(output, name, draws[name][row]))
+                for row, (prompt, output) in enumerate(best)
             ]
             for name in DAMAGES
         },
-        "padding": [changed(prompt, padded(output)) for prompt, output in best],
+        "padding": [changed(prompt, repeat_text(output)) for prompt, output in best],
         "prompt_swap": [
             changed(other, output if other.text != own.text else None)
             for (own, output), (other, _) in zip(best, [*best[1:], *best[:1]], strict=True)

@@ -81,7 +81,7 @@ def edit_preserving(
 ) -> list[float]:
     """p(Yes) / (p(Yes) + p(No)) of a judge to whether an edit keeps all else; 1 for the source itself."""
     values = _agreed(prompts, outputs, PRESERVING, judge, device, "edit_preserving")
-    same = [unchanged(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
+    same = [is_unchanged(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
     return [1.0 if kept else value for kept, value in zip(same, values, strict=True)]
 
 
@@ -159,7 +159,7 @@ def mean_of_aspects(answer: str | None) -> float | None:
     return math.fsum(given) / len(given) if len(given) == len(values) else None
 
 
-def unchanged(prompt: Prompt, output: Output) -> bool:
+def is_unchanged(prompt: Prompt, output: Output) -> bool:
     """Whether an image is the one image of its prompt, to the level of 8 bits."""
     if not isinstance(output, Image) or len(prompt.media) != 1 or prompt.media[0].kind != "image":
         return False

@@ -18,7 +18,7 @@ from reward_models.judges.pointwise import image_parts
 from reward_models.judges.question import Question, ask
 from reward_models.judges.unified import template
 from reward_models.judges.verdicts import number_after
-from reward_models.rules.artifact_labels import KINDS, answered
+from reward_models.rules.artifact_labels import KINDS, boxed_labels
 
 magic_assessor_reward = functools.partial(
     reward, source="MagicMirror, arXiv:2509.10260", check="reward_models.judges.named:check_judge"
@@ -64,7 +64,7 @@ def magic_assessor(
         raise ValueError(f"magic_assessor: label: got {label!r}, expected one of {', '.join(KINDS)}")
 
     def read(text: str | None) -> float | None:
-        found = answered((text or "").strip())
+        found = boxed_labels((text or "").strip())
         return None if found is None else float(kind not in found[1] if label else found[0])
 
     asked = template(question, QUESTION, "magic_assessor")
@@ -90,7 +90,7 @@ def thought_agrees(
     for output in outputs:
         if not isinstance(output, Text):
             raise TypeError(f"thought_agrees: got an output of kind {type(output).__name__}, expected a Text")
-        readable = answered(output.whole) is not None
+        readable = boxed_labels(output.whole) is not None
         questions.append(Question((AGREES.replace("{answer}", output.text),)) if readable else None)
 
     def read(text: str | None) -> float | None:

@@ -415,7 +415,7 @@ def _phrases(
     form = 'Give one JSON object:\n{"good": ["..."], "poor": ["..."]}'
     found = readings(judge_named(judge, device), questions, phrases_in, tokens, form)
     return [
-        None if phrases is None else aligned(output.text, phrases)
+        None if phrases is None else locate_phrases(output.text, phrases)
         for output, phrases in zip(answers, found, strict=True)
     ]
 
@@ -431,7 +431,7 @@ def phrases_in(text: str | None) -> list[tuple[str, float]] | None:
     return [(one.strip(), value) for side, value in sides for one in side if one.strip()]
 
 
-def aligned(text: str, phrases: Sequence[tuple[str, float]]) -> list[tuple[int, int, float]] | None:
+def locate_phrases(text: str, phrases: Sequence[tuple[str, float]]) -> list[tuple[int, int, float]] | None:
     """Where phrases stand in a text, whatever spaces are between their words, each where no earlier one of them does;
     None where none of several stands there."""
     marks: list[tuple[int, int, float]] = []

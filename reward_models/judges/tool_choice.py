@@ -58,7 +58,7 @@ def tool_choice(
     group are worth the same, and nothing is learned. Groups of 4 in the paper.
     """
     chosen = [
-        [name for name in prompt.meta["tool_outputs"] if name in named(text.text)]
+        [name for name in prompt.meta["tool_outputs"] if name in tool_names(text.text)]
         for prompt, text in zip(prompts, texts(outputs, "tool_choice"), strict=True)
     ]
     media, model = sources_of(prompts, outputs), judge_named(judge, device)
@@ -86,6 +86,6 @@ def _answer(text: str | None) -> str | None:
     return answer_of(text or "") or None
 
 
-def named(completion: str) -> set[str]:
+def tool_names(completion: str) -> set[str]:
     """The names in the last ``<answer>``, or in the whole completion, separated by commas."""
     return {name.strip() for name in answer_or_whole(completion).split(",")}

@@ -103,11 +103,11 @@ class EfficientNetLite0(nn.Module):
 def probabilities(images: Sequence[Image], device: str, weights: str, batch: int = 16) -> Float[Tensor, "images 1000"]:
     """Of the classes of ImageNet, on the CPU."""
     network = classifier(weights, device)
-    inputs = torch.stack([prepared(image) for image in images])
+    inputs = torch.stack([preprocess(image) for image in images])
     return torch.cat([network(part.to(device)).softmax(1).cpu() for part in inputs.split(batch)])
 
 
-def prepared(image: Image) -> Float[Tensor, "3 224 224"]:
+def preprocess(image: Image) -> Float[Tensor, "3 224 224"]:
     """The centre of the image as the network sees it."""
     pil = to_pil(image)
     side = min(pil.size) * CROP

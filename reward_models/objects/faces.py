@@ -53,11 +53,11 @@ def face_identity(prompts: Sequence[Prompt], outputs: Sequence[Output], embed: s
     faces = _embedded([*sources.values(), *images.values()], embed, device)
     before, after = dict(zip(sources, faces, strict=False)), faces[len(sources) :]
     for row, made in zip(images, after, strict=True):
-        values[row] = kept(before[id(prompts[row])], made)
+        values[row] = identity_kept(before[id(prompts[row])], made)
     return values
 
 
-def kept(before: Float[Tensor, "n width"], after: Float[Tensor, "m width"]) -> float:
+def identity_kept(before: Float[Tensor, "n width"], after: Float[Tensor, "m width"]) -> float:
     """sum of the cosines of pairs / n, the most alike first, each face in one pair; NaN for n = 0."""
     if not len(before):
         return math.nan

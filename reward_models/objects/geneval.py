@@ -65,9 +65,9 @@ def geneval(
     images to lists of ``Detected``.
 
     ``mode``: official (0 or 1; more objects than requested are right), strict (0 or 1; the exact number), flow_grpo
-    (graded, at most 1; see ``graded``). Only detections surer than ``threshold`` count, in prompts with ``meta.tag``
-    "counting" than ``counting_threshold``; both are those of Mask2Former, and have to be chosen anew for another
-    detector. An image that is not finite is NaN.
+    (graded, at most 1; see ``graded_score``). Only detections surer than ``threshold`` count, in prompts with
+    ``meta.tag`` "counting" than ``counting_threshold``; both are those of Mask2Former, and have to be chosen anew for
+    another detector. An image that is not finite is NaN.
     """
     if mode not in MODES:
         raise ValueError(f"geneval: got mode {mode!r}, expected one of {', '.join(MODES)}")
@@ -167,7 +167,7 @@ def correct(include: Clauses, exclude: Clauses, found: Found, exact: bool = Fals
     return float(right and all(len(found.get(clause["class"], ())) < clause["count"] for clause in exclude))
 
 
-def graded(include: Clauses, exclude: Clauses, found: Found) -> float:
+def graded_score(include: Clauses, exclude: Clauses, found: Found) -> float:
     """The reward on which Flow-GRPO (arXiv:2505.05470) trained, in its released form: the mean of these terms.
 
     Of every clause 1 - |count - found| / count, which may be negative. If the number is wrong, a clause with a colour
@@ -198,7 +198,7 @@ def graded(include: Clauses, exclude: Clauses, found: Found) -> float:
 MODES: Mapping[str, Callable[[Clauses, Clauses, Found], float]] = {
     "official": correct,
     "strict": functools.partial(correct, exact=True),
-    "flow_grpo": graded,
+    "flow_grpo": graded_score,
 }
 
 

@@ -55,7 +55,7 @@ def nsfw(
     if threshold is not None and not 0 < threshold <= 1:
         raise ValueError(f"nsfw: got threshold {threshold!r}, expected a probability in (0, 1], or None")
     images = image_outputs(outputs, "nsfw")
-    seen = [prepared(image) for image in images if image is not None]
+    seen = [preprocess(image) for image in images if image is not None]
     parts = [np.stack(seen[start : start + BATCH]) for start in range(0, len(seen), BATCH)]
     found = iter([float(row[1]) for part in parts for row in _session(weights).run(None, {"input_0": part})[0]])
     probabilities = [math.nan if image is None else next(found) for image in images]
@@ -64,7 +64,7 @@ def nsfw(
     return [math.nan if math.isnan(one) else float(one < threshold) for one in probabilities]
 
 
-def prepared(image: Image) -> Float[np.ndarray, "224 224 3"]:
+def preprocess(image: Image) -> Float[np.ndarray, "224 224 3"]:
     """Blue, green and red less their means, of the centre of the image, resized and compressed."""
     small = to_pil(image).resize((SIZE, SIZE), Pil.Resampling.BILINEAR)
     buffer = io.BytesIO()

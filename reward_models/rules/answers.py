@@ -17,10 +17,10 @@ from reward_models.rules.parsing import (
     malformed,
     meta_number,
     number_like,
-    unwrapped,
+    unwrap,
     words,
 )
-from reward_models.rules.quantities import folded, without_end
+from reward_models.rules.quantities import fold, without_end
 
 _LETTER = re.compile(r"[(\[]?([A-Za-z])[)\]]?(?:[.:,;)\]]\s*(.*))?", re.DOTALL)
 _WITH_TEXT = re.compile(r"[(\[]?([A-Zb-hj-z])[)\]]?(?:\s+-\s+(\S.*)|\s*\(([^()]+)\))", re.DOTALL)
@@ -88,7 +88,7 @@ def letter(answer: str, prompt: Prompt) -> str:
     some = options(prompt)
     if named := _named(some, words(answer)):
         return named
-    bare = without_end(unwrapped(answer)).strip("\"'")
+    bare = without_end(unwrap(answer)).strip("\"'")
     match = _lettered(bare) or _lettered(_NAMED.sub("", bare, count=1) if _NAMED.match(bare) else "")
     if match is None or _OTHER_LETTER.search(match[1]):
         return ""  # "A. red B. blue" lists choices
@@ -195,9 +195,9 @@ def choices(answer: str, prompt: Prompt, output: Text) -> float:
 
 
 def _letters(text: str) -> set[str]:
-    plain = without_end(" ".join(unwrapped(text).split()))
+    plain = without_end(" ".join(unwrap(text).split()))
     parts = re.split(r" ?[,;&/] ?| and | (?=\(?[A-Z]\)?(?:[ ,.]|$))", plain)
-    return {folded(part).strip().strip("().").upper() for part in parts}
+    return {fold(part).strip().strip("().").upper() for part in parts}
 
 
 @verifier()
@@ -208,7 +208,7 @@ def yes_no(answer: str, prompt: Prompt, output: Text) -> float:
     gold = words(prompt.answer) if isinstance(prompt.answer, str) else prompt.answer
     if not isinstance(gold, str | bool) or gold not in verdicts:
         malformed(prompt, "yes or no")
-    plain = folded(answer).casefold()
+    plain = fold(answer).casefold()
     return float(
         set(_YES_NO.findall(plain)) == {verdicts[gold]} and not any(map(_denies, re.split(r"[.,;:!?]", plain)))
     )
@@ -235,7 +235,7 @@ def numeric_video_r1(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the numbers agree after rounding to 2 decimals and both or neither have a decimal point (Video-R1)."""
     gold = gold_text(prompt)
     prediction, expected = number_like(answer, prompt), gold_number(prompt)
-    same_form = bool(re.search("[.,]", without_end(folded(answer)))) == bool(re.search("[.,]", without_end(gold)))
+    same_form = bool(re.search("[.,]", without_end(fold(answer)))) == bool(re.search("[.,]", without_end(gold)))
     return float(prediction is not None and same_form and round(prediction, 2) == round(expected, 2))
 
 
@@ -292,7 +292,7 @@ def jaccard(answer: str, prompt: Prompt, output: Text) -> float:
 
 
 def _labels(text: str) -> set[str]:
-    return {without_end(label).strip() for label in folded(text).split(";")} - {""}
+    return {without_end(label).strip() for label in fold(text).split(";")} - {""}
 
 
 @verifier()
@@ -304,7 +304,7 @@ def ranking(answer: str, prompt: Prompt, output: Text) -> float:
     """
     answers = prompt.answer
     wanted = (
-        [folded(str(one)).casefold() for one in answers]
+        [fold(str(one)).casefold() for one in answers]
         if isinstance(answers, list | tuple)
         else _order(gold_text(prompt))
     )
@@ -319,7 +319,7 @@ def ranking(answer: str, prompt: Prompt, output: Text) -> float:
 
 
 def _order(text: str) -> list[str]:
-    return [name for part in re.split(r"[>,;\n]", text) if (name := without_end(folded(part)).strip().casefold())]
+    return [name for part in re.split(r"[>,;\n]", text) if (name := without_end(fold(part)).strip().casefold())]
 
 
 @verifier(packages=("rapidfuzz",), extra="rewards", version=2)

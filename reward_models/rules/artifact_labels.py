@@ -66,11 +66,11 @@ def artifact_labels(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> lis
                 f"artifact_labels: prompt '{prompt.id}': got the answer {prompt.answer!r}, expected "
                 '{"Whether Normal": ..., "Type of Abnormality": {...}} with MagicMirror\'s labels'
             )
-        values.append(_reward(answered(text.whole), truth))
+        values.append(_reward(boxed_labels(text.whole), truth))
     return values
 
 
-def answered(completion: str) -> Labels | None:
+def boxed_labels(completion: str) -> Labels | None:
     """The labels in the last box after the thought; None where the completion has another form."""
     thought, _, answer = completion.rpartition("</think>")
     _, boxed, box = answer.rstrip().rpartition("boxed{")

@@ -17,7 +17,7 @@ from reward_models.rules.transcripts import (
     BY_LANGUAGE,
     SPOKEN,
     Pair,
-    aligned,
+    align,
     language_of,
     normalizer,
     rule_for,
@@ -84,7 +84,7 @@ def annotate(normal: str = BY_LANGUAGE, **others: Any) -> Callable[..., list[Map
 def alignment(prompt: Prompt, text: str, normal: str = BY_LANGUAGE) -> list[Pair]:
     """The words of a transcript aligned with those of the reference, by the rule of the row."""
     reference = transcript(prompt)
-    return aligned(reference, text, rule_for(prompt, normal, reference))
+    return align(reference, text, rule_for(prompt, normal, reference))
 
 
 def errors_in(units: Units, normal: str) -> Count:

@@ -30,7 +30,7 @@ MAX_BOXES = 200
 """Longest list of boxes that is matched; the time grows with its cube. A longer answer is worth 0."""
 
 
-def graded(value: float, low: float, high: float) -> float:
+def threshold(value: float, low: float, high: float) -> float:
     """0 below ``low``, 1 above ``high``, the value itself between them."""
     return 0.0 if value < low else 1.0 if value > high else value
 
@@ -67,7 +67,7 @@ def assignment(costs: Float[np.ndarray, "m n"]) -> list[tuple[int, int]]:
     return sorted((int(row), column) for column, row in enumerate(row_of[:n]) if row >= 0)
 
 
-def matched(predictions: Sequence[Instance], gold: Sequence[Instance]) -> list[float]:
+def matched_overlaps(predictions: Sequence[Instance], gold: Sequence[Instance]) -> list[float]:
     """GIoU of the pairs of the cheapest assignment; the cost is the sum of the differences of the coordinates in pixels
     - [same label] - GIoU."""
     overlaps = np.array([[giou(p.box, g.box) for g in gold] for p in predictions])
@@ -78,16 +78,16 @@ def matched(predictions: Sequence[Instance], gold: Sequence[Instance]) -> list[f
 
 
 def precision(values: Sequence[float], low: float, high: float) -> float:
-    """Mean of the ``graded`` GIoU of the matched pairs; boxes beyond the number of objects cost nothing."""
-    return sum(graded(value, low, high) for value in values) / len(values)
+    """Mean GIoU of the matched pairs, each after ``threshold``; boxes beyond the number of objects cost nothing."""
+    return sum(threshold(value, low, high) for value in values) / len(values)
 
 
 def recall(values: Sequence[float], objects: int, match: float, low: float, high: float) -> float:
-    """``graded`` share of the objects that are found: matched with a GIoU of at least ``match``.
+    """The share of the objects that are found, after ``threshold``: matched with a GIoU of at least ``match``.
 
     In the released code a GIoU of exactly ``match`` counts as much as its value, not as 1.
     """
-    return graded(sum(value >= match for value in values) / objects, low, high)
+    return threshold(sum(value >= match for value in values) / objects, low, high)
 
 
 @criteria_reward()
@@ -134,7 +134,7 @@ def _values(prompt: Prompt, text: Text, tags: bool | str) -> list[float] | float
     predictions = read_objects(answer_in(text, prompt, tags), prompt, text, "bbox_2d", "label")
     if predictions is None or max(len(predictions), len(gold)) > MAX_BOXES:
         return 0.0
-    return matched(predictions, gold) if predictions and gold else float(not predictions and not gold)
+    return matched_overlaps(predictions, gold) if predictions and gold else float(not predictions and not gold)
 
 
 def _check(low: float, high: float) -> None:

@@ -25,7 +25,7 @@ STEP = 16
 """Sides are padded to multiples of it, since Fourier transforms of other lengths are slow."""
 
 
-def fitted(
+def resize_both(
     image: Float[np.ndarray, "h w"], reference: Float[np.ndarray, "H W"]
 ) -> tuple[Float[np.ndarray, "a b"], Float[np.ndarray, "a b"]]:
     """Both images at the size of the reference, or smaller where that is larger than ``MAX_PIXELS``."""

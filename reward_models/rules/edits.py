@@ -18,7 +18,7 @@ from mmgrpo.data.images import IMAGE_CACHE
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Image, Output, Prompt
 from reward_models.judges.source import images_of
-from reward_models.rules.scenes import Detection, seen
+from reward_models.rules.scenes import Detection, see_once
 
 CHANGE = 0.03
 """Largest mean change of what an exact edit keeps, of values in [0, 1]."""
@@ -191,7 +191,8 @@ def _compared(
             continue
         assert isinstance(output, Image)
         after, before = (
-            seen(one.pixels.detach().cpu().float().permute(1, 2, 0).numpy()) for one in (output, source_image(prompt))
+            see_once(one.pixels.detach().cpu().float().permute(1, 2, 0).numpy())
+            for one in (output, source_image(prompt))
         )
         one = _edited(prompt, after)
         fit = (

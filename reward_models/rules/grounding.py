@@ -31,7 +31,7 @@ from reward_models.rules.parsing import (
     numbers,
     with_signs,
 )
-from reward_models.rules.quantities import folded, quantity
+from reward_models.rules.quantities import fold, quantity
 
 Box: TypeAlias = tuple[float, float, float, float]
 
@@ -277,7 +277,7 @@ def read_span(text: str) -> Span | None:
         return as_span([read_time(value.get(end)) for end in ("start_time", "end_time")])
     if isinstance(value, list | tuple):
         return as_span([read_time(end) for end in value])
-    plain = _ANGLED.sub(_inside, _ANGLED_PAIR.sub(lambda pair: f"{_inside(pair)} to ", folded(text[:MAX_CHARACTERS])))
+    plain = _ANGLED.sub(_inside, _ANGLED_PAIR.sub(lambda pair: f"{_inside(pair)} to ", fold(text[:MAX_CHARACTERS])))
     plain = _BETWEEN.sub(lambda start: f"{_inside(start)} to ", plain)
     matches = _SPAN.findall(with_signs(plain))
     if not matches:
@@ -295,7 +295,7 @@ def read_time(value: Any) -> Any:
     """A time in seconds of a number or of a text such as "12.5", "12.5 s", "2 min" or "1:02"."""
     if not isinstance(value, str):
         return value
-    if clock := re.fullmatch(_CLOCK, folded(value).strip()):
+    if clock := re.fullmatch(_CLOCK, fold(value).strip()):
         return _seconds(clock[0], "")
     found = quantity(value)
     if found is None or found.kind not in ("", "time"):

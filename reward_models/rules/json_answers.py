@@ -28,7 +28,7 @@ ABSENT = object()
 @verifier(reads=("meta.schema",), packages=("jsonschema",), extra="rewards")
 def json_schema(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the answer is JSON that fits the JSON Schema ``meta.schema`` (package jsonschema), otherwise 0."""
-    schema, value = validator(prompt), parsed(answer)
+    schema, value = validator(prompt), parse(answer)
     return float(value is not ABSENT and schema.is_valid(value))
 
 
@@ -44,7 +44,7 @@ def json_fields(answer: str, prompt: Prompt, output: Text) -> float:
     gold = prompt.answer
     if not isinstance(gold, Mapping) or not gold:
         malformed(prompt, "an object of JSON with at least one field")
-    value = parsed(answer)
+    value = parse(answer)
     if not isinstance(value, dict):
         return 0.0
     expected, found = flat(gold), flat(value)
@@ -80,7 +80,7 @@ def json_struct(
     rewards = []
     for prompt, text in zip(prompts, texts(outputs, "json_struct"), strict=True):
         answer = answer_in(text, prompt, tags)
-        value = parsed(answer)
+        value = parse(answer)
         if value is ABSENT:
             rewards.append(0.0)
             continue
@@ -91,7 +91,7 @@ def json_struct(
     return rewards
 
 
-def parsed(answer: str) -> Any:
+def parse(answer: str) -> Any:
     """The value of an answer; ``ABSENT`` where it is no JSON."""
     if len(answer) > MAX_CHARACTERS:
         return ABSENT

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules import verifier
-from reward_models.rules.cw_ssim import cw_ssim, fitted
+from reward_models.rules.cw_ssim import cw_ssim, resize_both
 from reward_models.rules.latex_drawing import draw
 from reward_models.rules.latex_tables import MAX_NODES, LatexTable, read_latex_table
 from reward_models.rules.parsing import gold_text, malformed
@@ -46,7 +46,7 @@ def latex_picture(answer: str, prompt: Prompt, output: Text) -> float:
     reference, image = draw(gold), draw(prediction)
     if reference is None:
         malformed(prompt, "a table that can be drawn: it is too wide or too high")
-    return 0.0 if image is None else float(cw_ssim(*fitted(image, reference)) > SIMILARITY)
+    return 0.0 if image is None else float(cw_ssim(*resize_both(image, reference)) > SIMILARITY)
 
 
 def _structure(prediction: LatexTable, gold: LatexTable) -> float:

@@ -18,7 +18,7 @@ from mmgrpo.types import Prompt, Text
 from reward_models.rules import verifier
 from reward_models.rules.answers import SLACK, choice, edit_ratio, numeric
 from reward_models.rules.parsing import gold_text, number, words
-from reward_models.rules.quantities import Quantity, boxed, folded, in_digits, quantity, with_digits, without_end
+from reward_models.rules.quantities import Quantity, boxed_contents, fold, in_digits, quantity, with_digits, without_end
 
 MAX_CHARACTERS = 1000
 """Longest formula, in characters, that is read; a longer one is unreadable."""
@@ -56,7 +56,7 @@ def math(answer: str, prompt: Prompt, output: Text) -> float:
     gold, amount = _gold(gold_text(prompt))
     if not gold:
         return nan
-    contents = boxed(answer)
+    contents = boxed_contents(answer)
     answer = in_digits(contents[0] if len(contents) == 1 else answer)
     if amount is not None:
         answer = with_digits(answer)
@@ -80,7 +80,7 @@ def _gold(text: str) -> tuple[list[Any], Quantity | None]:
     A letter that is attached to a number is a variable and no unit: 2m is twice m.
     """
     text = in_digits(text)
-    plain = folded(text).strip(" $")
+    plain = fold(text).strip(" $")
     amount = None if _COEFFICIENT.fullmatch(plain) and " " not in plain else quantity(text)
     if amount is not None:
         return read(amount.written), amount
@@ -95,7 +95,7 @@ _NO_NUMBER = Fraction(-1, 10**300)
 
 def _formula(text: str) -> str:
     """A formula without emphasis, typographic variants and punctuation at its end; the tail of "the answer is"."""
-    plain = without_end(folded(text))
+    plain = without_end(fold(text))
     if coefficient := _COEFFICIENT.fullmatch(plain.strip(" $")):
         return f"${coefficient[1]}({coefficient[2]})$"  # math-verify takes the letter in 2m for a unit and drops it
     if not _ANCHOR.search(plain) and (tail := _ANSWER_IS.split(plain)[1:]):

@@ -17,7 +17,7 @@ from fractions import Fraction
 from typing import Any, NoReturn, TypeVar, cast
 
 from mmgrpo.types import Output, Prompt, Text
-from reward_models.rules.quantities import DASHES, Quantity, boxed, folded, quantity, without_end
+from reward_models.rules.quantities import DASHES, Quantity, boxed_contents, fold, quantity, without_end
 
 T = TypeVar("T")
 
@@ -98,11 +98,13 @@ def complete(values: Iterable[T | None]) -> list[T] | None:
     return None if None in gathered else cast("list[T]", gathered)
 
 
-def unwrapped(text: str) -> str:
-    """A text in one spelling (``folded``), without the ``\\boxed``, ``\\text`` or ``$`` around all of it."""
-    plain = folded(text).strip()
+def unwrap(text: str) -> str:
+    """A text in one spelling (``fold``), without the ``\\boxed``, ``\\text`` or ``$`` around all of it."""
+    plain = fold(text).strip()
     for _ in range(3):
-        contents = boxed(plain) or re.findall(r"^\$([^$]+)\$$", plain) or re.findall(r"^\\text\{([^{}]*)\}$", plain)
+        contents = (
+            boxed_contents(plain) or re.findall(r"^\$([^$]+)\$$", plain) or re.findall(r"^\\text\{([^{}]*)\}$", plain)
+        )
         if len(contents) != 1:
             break
         plain = contents[0].strip()
@@ -110,9 +112,9 @@ def unwrapped(text: str) -> str:
 
 
 def words(text: str, ended: Callable[[str], str] = without_end) -> str:
-    """The form in which texts are compared: ``unwrapped``, lower case, single spaces, no punctuation at the end
+    """The form in which texts are compared: ``unwrap``, lower case, single spaces, no punctuation at the end
     (``ended``)."""
-    plain = unwrapped(text)
+    plain = unwrap(text)
     plain = ended(" ".join(plain.casefold().split()))
     plain = "" if plain == "." else re.sub(r"^-\s+(?=\.?\d)", "-", plain)
     quoted = re.fullmatch(r"([\"'])(.+)\1", plain)
@@ -246,7 +248,7 @@ def answer_or_whole(completion: str) -> str:
     return answer_of(completion) or completion.strip()
 
 
-def tagged(tag: str) -> Callable[[str], str]:
+def tag_reader(tag: str) -> Callable[[str], str]:
     """A function to the content of the last ``<tag>...</tag>`` after the thought; "" where there is none."""
     pair = re.compile(rf"<{tag}>((?:(?!</?{tag}>).)*)</{tag}>", re.DOTALL | re.IGNORECASE)
 
@@ -261,9 +263,9 @@ PLACES: Mapping[str, Callable[[str], str]] = {
     "final_answer": final_answer_of,  # R1-VL
     "after_thought": after_thought_of,  # AlphaMaze
     "answer_or_whole": answer_or_whole,  # ms-swift
-    "class": tagged("class"),  # TimeMaster
-    "action": tagged("action"),  # TON
-    "output": tagged("output"),  # VLA-R1
+    "class": tag_reader("class"),  # TimeMaster
+    "action": tag_reader("action"),  # TON
+    "output": tag_reader("output"),  # VLA-R1
 }
 """Where a completion has its answer, other than in ``<answer>``: name to a function of the completion."""
 

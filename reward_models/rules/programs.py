@@ -88,10 +88,10 @@ def results(answer: str, prompt: Prompt) -> list[str]:
     if min(seconds, memory) < 1:
         malformed(prompt, "a whole number, at least 1", "meta.seconds" if seconds < 1 else "meta.memory")
     found = sandbox.outcomes(job, seconds, memory)
-    return [judged(one, test, token) for one, test in zip(found, tests, strict=True)]
+    return [judge_test(one, test, token) for one, test in zip(found, tests, strict=True)]
 
 
-def judged(outcome: Mapping[str, Any], test: Mapping[str, Any], token: str) -> str:
+def judge_test(outcome: Mapping[str, Any], test: Mapping[str, Any], token: str) -> str:
     """The result of a test from what came back."""
     if outcome["status"] != "done":
         return outcome["status"]
@@ -101,11 +101,11 @@ def judged(outcome: Mapping[str, Any], test: Mapping[str, Any], token: str) -> s
     elif "call" in test:
         right = same(value, test["expected"])
     else:
-        right = isinstance(value, str) and printed(value) == printed(test["output"])
+        right = isinstance(value, str) and output_lines(value) == output_lines(test["output"])
     return "passed" if right else "wrong"
 
 
-def printed(text: str) -> list[str]:
+def output_lines(text: str) -> list[str]:
     """The lines of an output, without spaces at their ends and without empty lines at its own."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 

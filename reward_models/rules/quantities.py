@@ -2,7 +2,7 @@
 
 One reading for every verifier of answers: ``quantity`` reads the only number of a text with its sign, its words of
 scale and its unit. What changes a number and is not read (an unclear sign, "x-5", "at least 5", "10 or 11", "5π")
-makes the text unreadable; it is never another number. ``folded`` writes typographic variants of a text alike.
+makes the text unreadable; it is never another number. ``fold`` writes typographic variants of a text alike.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MARKS = re.compile(r"(?<![\w*])(\*{1,3}|_{1,3}|`{1,3})(?=\S)((?:(?!\1).)+?)(?<=
 _TAGS = re.compile(r"</?(?:b|i|u|em|strong|span|p|code)>", re.IGNORECASE)
 
 
-def folded(text: str) -> str:
+def fold(text: str) -> str:
     """A text in one spelling: NFC, one kind of space, dash and quotation mark, no full width, no marks of emphasis.
 
     ``**10**``, ``*10*``, ``_10_``, `` `10` `` and ``<b>10</b>`` are 10.
@@ -66,7 +66,7 @@ def in_digits(text: str) -> str:
     any other text as it stands."""
     if len(text) > LONGEST:
         return text
-    plain = " ".join(without_end(re.sub(r"^\\text\{([^{}]*)\}$", r"\1", folded(text).strip(" $"))).casefold().split())
+    plain = " ".join(without_end(re.sub(r"^\\text\{([^{}]*)\}$", r"\1", fold(text).strip(" $"))).casefold().split())
     sign, word = ("-", plain.split(" ", 1)[1]) if plain.startswith(("minus ", "negative ")) else ("", plain)
     return f"{sign}{_TO_A_HUNDRED[word]}" if word in _TO_A_HUNDRED else text
 
@@ -77,7 +77,7 @@ def with_digits(text: str) -> str:
     "one", which may be a pronoun, as it stands."""
     if len(text) > LONGEST or any(character.isnumeric() for character in text):
         return text
-    plain = folded(text)
+    plain = fold(text)
     numbers = list(_IN_WORDS.finditer(plain))
     if len(numbers) != 1:
         return text
@@ -87,7 +87,7 @@ def with_digits(text: str) -> str:
     return f"{before}{_TO_A_HUNDRED[word.casefold()]}{behind}"
 
 
-def boxed(text: str) -> list[str]:
+def boxed_contents(text: str) -> list[str]:
     """The contents of the outermost ``\\boxed{...}`` of a text, in order; an open one is left out."""
     contents, place = [], 0
     while match := _BOXED.search(text, place):
@@ -313,7 +313,7 @@ def quantity(text: str) -> Quantity | None:
 
 def _plain(text: str) -> str | None:
     """The text without LaTeX, emphasis and typographic variants; None where a command of LaTeX is not known."""
-    contents = boxed(text)
+    contents = boxed_contents(text)
     if contents:
         if len(contents) > 1:
             return None
@@ -324,8 +324,8 @@ def _plain(text: str) -> str | None:
     text = re.sub(r"([A-Za-zμ])([²³])", lambda m: m[1] + str("²³".index(m[2]) + 2), text)
     if re.search(r"[⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ√∛∞π∑∫]", text):
         return None
-    text = "".join(_compatible(character) for character in folded(text))
-    text = folded(text).replace("\u2044", "/")
+    text = "".join(_compatible(character) for character in fold(text))
+    text = fold(text).replace("\u2044", "/")
     for _ in range(4):  # \boxed{\text{...}}
         match = _WRAPPER.search(text)
         if not match:

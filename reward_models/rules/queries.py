@@ -49,7 +49,7 @@ class Result(NamedTuple):
 def sql(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the query has the result of the gold query."""
     gold, found = both(answer, prompt)
-    return float(equal(found.rows, gold.rows, ordered(gold_text(prompt))))
+    return float(equal(found.rows, gold.rows, is_ordered(gold_text(prompt))))
 
 
 @verifier(
@@ -72,7 +72,7 @@ def sql_partial(answer: str, prompt: Prompt, output: Text) -> float:
     if not query.strip():
         return 0.0
     parts = {
-        "execution": float(equal(found.rows, gold.rows, ordered(gold_text(prompt)))),
+        "execution": float(equal(found.rows, gold.rows, is_ordered(gold_text(prompt)))),
         "syntax": float(found.rows is not None),
         "schema": jaccard(found.items, gold.items),
         "words": jaccard(pairs(query), pairs(gold_text(prompt))),
@@ -112,7 +112,7 @@ def _kept(query: str, database: str, script: str, limits: tuple[int, int]) -> Re
     return run(query, database, script, limits)
 
 
-def ordered(query: str) -> bool:
+def is_ordered(query: str) -> bool:
     """Whether a query has an ORDER BY outside of parentheses and quotation marks."""
     plain = re.sub(r"'(?:[^']|'')*'|\"[^\"]*\"", "''", query)
     while (inner := re.sub(r"\([^()]*\)", " ", plain)) != plain:

@@ -52,7 +52,7 @@ def regularized_relevance(
     """
     answers = [text.text for text in texts(outputs, "regularized_relevance")]
     targets = [prompt.answer if isinstance(prompt.answer, str) else prompt.text for prompt in prompts]
-    vectors = embedded([*answers, *targets], embed, device, "regularized_relevance")
+    vectors = embed_texts([*answers, *targets], embed, device, "regularized_relevance")
     relevance = (vectors[: len(answers)] * vectors[len(answers) :]).sum(1)
     return [
         of_reference(answer, value) if isinstance(prompt.answer, str) else open_ended(answer, value)
@@ -71,7 +71,7 @@ def of_reference(answer: str, relevance: float) -> float:
     return scaled * distinct(answer) if tokens(answer) else 0.0
 
 
-def embedded(texts: Sequence[str], embed: str, device: str, reward: str) -> Float[np.ndarray, "N width"]:
+def embed_texts(texts: Sequence[str], embed: str, device: str, reward: str) -> Float[np.ndarray, "N width"]:
     """The vectors of N texts by a function ``module:function``; ValueError, which names the reward, for others."""
     vectors = np.asarray(_embedder(embed, reward)([*texts], device=device), dtype=np.float64)
     if vectors.ndim != 2 or len(vectors) != len(texts):

@@ -19,7 +19,7 @@ import numpy as np
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.rules.parsing import answer_or_whole, gold_text, malformed, texts
-from reward_models.rules.relevance import embedded, tokens
+from reward_models.rules.relevance import embed_texts, tokens
 
 SHORT = 5
 """Words of a gold answer up to which it must be whole."""
@@ -60,11 +60,11 @@ def routed_step(prompts: Sequence[Prompt], outputs: Sequence[Output], embed: str
             chosen = [name.strip() for name in _RETRIEVER.findall(text)]
             values.append(0.5 * similar[row] + 0.5 * (chosen == [str(prompt.meta["retriever"]).strip()]))
         else:
-            values.append(recalled(answer_or_whole(text), gold_text(prompt)))
+            values.append(recall(answer_or_whole(text), gold_text(prompt)))
     return values
 
 
-def recalled(answer: str, gold: str) -> float:
+def recall(answer: str, gold: str) -> float:
     """The share of the gold answer's words, each as often as it stands there, in the answer; below 1 it is 0 for a gold
     answer of at most ``SHORT`` words."""
     wanted, there = (Counter(tokens(text.lower())) for text in (gold, answer))
@@ -82,7 +82,7 @@ def _cosines(prompts: Sequence[Prompt], asked: dict[int, str], embed: str, devic
     if not asked:
         return []
     pairs = [*asked.values(), *(str(prompts[row].meta["sub_question"]) for row in asked)]
-    vectors = embedded(pairs, embed, device, "routed_step")
+    vectors = embed_texts(pairs, embed, device, "routed_step")
     norm = np.linalg.norm(vectors, axis=1, keepdims=True)
     if not (norm > 0).all():
         raise ValueError(f"routed_step: embed '{embed}': got a vector of norm 0, which has no cosine")

@@ -100,10 +100,10 @@ def python(job: dict[str, Any]) -> list[dict[str, Any]]:
     """The outcomes of a program, one per test: {"status": "done", "syntax", "error" or "limit", "value": ...}."""
     for name in MODULES:
         importlib.import_module(name)
-    return [apart(lambda test=test: lambda: tested(job["code"], test), job) for test in job["tests"]]
+    return [apart(lambda test=test: lambda: run_test(job["code"], test), job) for test in job["tests"]]
 
 
-def tested(code: str, test: dict[str, Any]) -> dict[str, Any]:
+def run_test(code: str, test: dict[str, Any]) -> dict[str, Any]:
     """Run the program for one test, in the confined process; the outcome."""
     try:
         program = compile(code, "<answer>", "exec")
@@ -136,10 +136,10 @@ def tested(code: str, test: dict[str, Any]) -> dict[str, Any]:
 
 def sqlite(job: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows of a query and the columns that it reads, {"status", "rows", "items"}, as a list of one."""
-    return [apart(lambda: queried(job), job, STATUS_OF_FILES[platform.machine()])]
+    return [apart(lambda: prepare_query(job), job, STATUS_OF_FILES[platform.machine()])]
 
 
-def queried(job: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+def prepare_query(job: dict[str, Any]) -> Callable[[], dict[str, Any]]:
     """A function that runs the query: the database is opened before the process is confined."""
     path = job["database"]
     connection = sqlite3.connect(f"file:{path}?mode=ro&immutable=1" if path else ":memory:", uri=bool(path))

@@ -270,11 +270,11 @@ def _score(
             )
         scene = Scene.from_json(prompt.answer)
         finite = np.isfinite(pixels).all()
-        values.append(float(check(scene, seen(pixels))) if finite else math.nan)
+        values.append(float(check(scene, see_once(pixels))) if finite else math.nan)
     return values
 
 
-def seen(pixels: Float[np.ndarray, "size size 3"]) -> Sequence[Detection]:
+def see_once(pixels: Float[np.ndarray, "size size 3"]) -> Sequence[Detection]:
     """``see``, once for all rewards that look at an image in float32."""
     return _seen(pixels.tobytes(), len(pixels))
 

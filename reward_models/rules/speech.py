@@ -26,7 +26,7 @@ from reward_models.rules.lengths import repeated_fraction
 from reward_models.rules.parsing import malformed, texts
 from reward_models.rules.transcripts import (
     BY_LANGUAGE,
-    aligned,
+    align,
     error_rate,
     letters_of,
     normalizer,
@@ -192,7 +192,7 @@ def _hallucinates(reference: str, hypothesis: str, repeated: float, invented: fl
         return bool(hypothesis)
     if repeated_fraction(hypothesis.split(), 3) - repeated_fraction(reference.split(), 3) > repeated:
         return True
-    kinds = [pair.kind for pair in aligned(reference, hypothesis, "raw")]
+    kinds = [pair.kind for pair in align(reference, hypothesis, "raw")]
     inserted, words = kinds.count("insert"), len(reference.split())
     if inserted >= 3 and inserted > invented * words:
         return True
@@ -240,7 +240,7 @@ def biased_wer(
     values = []
     for prompt, reference, hypothesis, name in pairs(prompts, outputs, "biased_wer", normal):
         rare = {word for entry in _keywords(prompt, name) for word in entry.split()}
-        errors = [pair for pair in aligned(reference, hypothesis, "raw") if pair.kind != "equal"]
+        errors = [pair for pair in align(reference, hypothesis, "raw") if pair.kind != "equal"]
         wrong = sum(weight if (pair.reference or pair.hypothesis) in rare else 1.0 for pair in errors)
         words = sum(weight if word in rare else 1.0 for word in reference.split())
         values.append(-min(cap, wrong / (words or 1.0)))

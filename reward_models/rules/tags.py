@@ -70,7 +70,7 @@ def in_order(text: str, *patterns: str) -> bool:
     return True
 
 
-def enclosed(text: str, first: str, *between: str, last: str) -> str | None:
+def enclosed_text(text: str, first: str, *between: str, last: str) -> str | None:
     """What stands before ``last`` at the end of a text that begins with ``first``, behind the first matches of the
     patterns ``between`` in their order; None where one of them is missing.
 
@@ -100,11 +100,11 @@ def _start(pattern: str, flags: re.RegexFlag = re.DOTALL) -> Check:
 
 
 def _enclosed(first: str, *between: str, last: str) -> Check:
-    return lambda text, prompt: enclosed(text, first, *between, last=last) is not None
+    return lambda text, prompt: enclosed_text(text, first, *between, last=last) is not None
 
 
 def _loose(text: str, prompt: Prompt) -> bool:
-    return enclosed(text, "<think>", _TURN, last="</answer>") is not None
+    return enclosed_text(text, "<think>", _TURN, last="</answer>") is not None
 
 
 def _prefix(text: str, prompt: Prompt) -> bool:
@@ -132,7 +132,7 @@ def _box(text: str, prompt: Prompt) -> bool:
 
 
 def _glue(text: str, prompt: Prompt) -> bool:
-    content = enclosed(text.strip(), "<think>", _TURN, r"</answer>\s*<glue>", last="</glue>")
+    content = enclosed_text(text.strip(), "<think>", _TURN, r"</answer>\s*<glue>", last="</glue>")
     spans = None if content is None else literal(content)
     if not isinstance(spans, list | tuple):
         return False
@@ -181,7 +181,7 @@ def _output(text: str, prompt: Prompt) -> bool:
 
 def _content(text: str) -> str:
     """The answer of a completion that consists of a thought and an answer; "" for any other."""
-    return "" if enclosed(text, "<think>", _TURN, last="</answer>") is None else answer_of(text)
+    return "" if enclosed_text(text, "<think>", _TURN, last="</answer>") is None else answer_of(text)
 
 
 STYLES: Mapping[str, Check] = {

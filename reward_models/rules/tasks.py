@@ -69,7 +69,7 @@ _COMPUTED = {module.__name__ for module in (json_answers, programs, queries)}
 
 
 def states_answers(name: str) -> bool:
-    """Whether gold answers of a task state its right answers (``written.written``), rather than tests of them."""
+    """Whether gold answers of a task state its right answers (``written.answer_forms``), rather than tests of them."""
     return name in TASKS and TASKS[name].__module__ not in _COMPUTED
 
 
@@ -86,12 +86,12 @@ def task(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str 
     ``tags=False`` it is the whole completion, with a place of ``parsing.PLACES`` what stands there: ``'final_answer'``
     is the line after "### The final answer is:" (R1-VL). ``meta.tags`` of a row takes precedence.
     """
-    return scored([task_of(prompt) for prompt in prompts], prompts, texts(outputs, "task"), tags)
+    return score_rows([task_of(prompt) for prompt in prompts], prompts, texts(outputs, "task"), tags)
 
 
 def one_task(name: str, prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | str = True) -> list[float]:
     """The value of every row by one task, whatever tasks the prompts name."""
-    return scored([TASKS[name]] * len(prompts), prompts, texts(outputs, name), tags)
+    return score_rows([TASKS[name]] * len(prompts), prompts, texts(outputs, name), tags)
 
 
 @tasks_reward(reads=("answer", "task", "meta.invert"), version=2)
@@ -114,7 +114,9 @@ def inverted(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool | 
     return values
 
 
-def scored(tasks: Sequence[Task], prompts: Sequence[Prompt], outputs: Sequence[Text], tags: bool | str) -> list[float]:
+def score_rows(
+    tasks: Sequence[Task], prompts: Sequence[Prompt], outputs: Sequence[Text], tags: bool | str
+) -> list[float]:
     """The values of rows by their tasks; those that run in a sandbox as many at a time as there are cores."""
     answers = [answer_in(text, prompt, tags) for prompt, text in zip(prompts, outputs, strict=True)]
     rows = list(zip(tasks, answers, prompts, outputs, strict=True))

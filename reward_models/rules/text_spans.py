@@ -28,13 +28,13 @@ def span_f1(answer: str, prompt: Prompt, output: Text) -> float:
         malformed(prompt, "the text whose spans are asked for", "meta.checked")
     if not quotations(gold):
         malformed(prompt, 'a list of texts that stand in meta.checked, or "[]" for none')
-    expected, missing = covered(gold, checked)
+    expected, missing = cover(gold, checked)
     if missing:
         malformed(prompt, "quotations that stand in meta.checked")
     named = literal(answer)
     if not quotations(named):
         return 0.0
-    places, absent = covered(named, checked)
+    places, absent = cover(named, checked)
     if not gold or not named:
         return float(not gold and not named)
     return 2 * len(expected & places) / (len(expected) + len(places) + absent)
@@ -45,7 +45,7 @@ def quotations(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(text, str) and text.strip() for text in value)
 
 
-def covered(texts: Sequence[str], checked: str) -> tuple[set[int], int]:
+def cover(texts: Sequence[str], checked: str) -> tuple[set[int], int]:
     """The positions of ``checked`` that some text covers, and the characters of texts that stand nowhere in it."""
     places: set[int] = set()
     absent = 0

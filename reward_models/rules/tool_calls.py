@@ -90,7 +90,7 @@ def score(gold: Sequence[Call], found: Sequence[Call]) -> float:
     for name in names & others:
         mine = [parameters for one, parameters in gold if one == name]
         theirs = [parameters for one, parameters in found if one == name]
-        total += assigned([[likeness(one, other) for other in theirs] for one in mine])
+        total += best_assignment([[likeness(one, other) for other in theirs] for one in mine])
     return total
 
 
@@ -101,7 +101,7 @@ def likeness(gold: Mapping[str, Any], found: Mapping[str, Any]) -> float:
     return names + sum(key in found and same(found[key], value) for key, value in gold.items())
 
 
-def assigned(table: Sequence[Sequence[float]]) -> float:
+def best_assignment(table: Sequence[Sequence[float]]) -> float:
     """The largest sum of one entry per row, no two of a column."""
     if len(table) > len(table[0]):
         table = [list(column) for column in zip(*table, strict=True)]

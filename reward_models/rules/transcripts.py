@@ -96,10 +96,10 @@ def rule_for(prompt: Prompt, normal: str, reference: str) -> str:
             f"prompt '{prompt.id}': normal='english' does not fit the letters of its reference {reference[:40]!r}; "
             f"leave normal out, or set normal='{other}'"
         )
-    return resolved(normal, language_of(prompt), reference)
+    return resolve_rule(normal, language_of(prompt), reference)
 
 
-def resolved(normal: str, language: str, reference: str) -> str:
+def resolve_rule(normal: str, language: str, reference: str) -> str:
     """The name of one rule: where ``normal`` goes by language, that of a row's language or of its reference."""
     by_language = {BY_LANGUAGE: rule_of, SPOKEN: spoken_rule_of}.get(normal)
     return normal if by_language is None else by_language(language, reference)
@@ -257,7 +257,7 @@ def error_rate(reference: Sequence[str], hypothesis: Sequence[str], cap: float =
     return min(cap, word_errors(reference, hypothesis) / max(1, len(reference)))
 
 
-def aligned(reference: str, hypothesis: str, normal: str = "english") -> list[Pair]:
+def align(reference: str, hypothesis: str, normal: str = "english") -> list[Pair]:
     """The alignment of reference and hypothesis with the fewest errors, in the form that reports show.
 
     >>> [tuple(pair) for pair in aligned("the cat sat", "a cat sat down", "raw")]
@@ -298,7 +298,7 @@ def _corpus_rate(
 ) -> float:
     pairs = []
     for reference, hypothesis in zip(references, hypotheses, strict=True):
-        name = resolved(normal, "", reference)
+        name = resolve_rule(normal, "", reference)
         rule, split = normalizer(name), splitter(name)
         pairs.append((split(rule(reference)), split(rule(hypothesis))))
     total = sum(len(reference) for reference, _ in pairs)

@@ -17,7 +17,7 @@ POINTS = ("point", "positive_points", "negative_points")
 """Keys of points in answers; boxes are known by their four numbers."""
 
 
-def written(prompt: Prompt, output: Text) -> list[str]:
+def answer_forms(prompt: Prompt, output: Text) -> list[str]:
     """Every form in which a completion may give the gold answer of a row, the gold answer as it stands first.
 
     ``output.seen`` has the sizes at which the media are shown. ValueError where the row's coordinates cannot be

@@ -24,7 +24,7 @@ from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt, Text
 from reward_models.rules.groups import groups
 from reward_models.rules.parsing import texts
-from reward_models.sets.embeddings import LAYOUT, embedded
+from reward_models.sets.embeddings import LAYOUT, embeddings_of
 
 embedded_reward = functools.partial(
     reward, "Text", "Image", "Video", "Audio", group=True, check="reward_models.sets.embeddings:check_embed"
@@ -65,7 +65,7 @@ def crowding(
 
     (1, 0), (1, 0), (0, 1), (.6, .8): 2.6, 2.6, 1.8, 3. NaN for an output without an embedding.
     """
-    unit = normalize(embedded(outputs, embed, device, "crowding"), dim=1)
+    unit = normalize(embeddings_of(outputs, embed, device, "crowding"), dim=1)
     return of_groups(prompts, unit, lambda own: (own @ own.T).sum(1).tolist())
 
 
@@ -99,7 +99,7 @@ def cluster_rarity(
     cosine. DiverseGRPO, arXiv:2512.21514, adds it to the reward before groups are normalized, with weight 3 and
     DreamSim as embedding; number of clusters and sigma were not found. NaN for an output without an embedding.
     """
-    unit = normalize(embedded(outputs, embed, device, "cluster_rarity"), dim=1)
+    unit = normalize(embeddings_of(outputs, embed, device, "cluster_rarity"), dim=1)
 
     def rarity(own: Tensor) -> list[float]:
         distance = 1 - own.double() @ own.double().T
@@ -145,7 +145,7 @@ def nearest_distance(
 
     (1, 0), (1, 0), (0, 1), (.6, .8): 0, 0, .2, .2.
     """
-    unit = normalize(embedded(outputs, embed, device, "nearest_distance"), dim=1)
+    unit = normalize(embeddings_of(outputs, embed, device, "nearest_distance"), dim=1)
 
     def distances(own: Tensor) -> list[float]:
         cosines = own @ own.T - 3 * torch.eye(len(own), dtype=own.dtype)
@@ -174,7 +174,7 @@ def coverage(
     """F(all) - F(all others), F = ``log_volume`` of the prompt's outputs: the marginal gain of each, whatever its place
     (submodular reinforcement learning, arXiv:2307.13372, whose gains are those of the steps of one trajectory, in their
     order)."""
-    vectors = embedded(outputs, embed, device, "coverage")
+    vectors = embeddings_of(outputs, embed, device, "coverage")
 
     def gains(own: Tensor) -> list[float]:
         whole = log_volume(own)
@@ -210,7 +210,7 @@ def step_coverage(
             values.append(float(len(set(re.findall(r"\w+", one.text.casefold())))))
         else:
             values.append(
-                log_volume(embedded([Text(s) for s in steps], embed, device, "step_coverage")) if steps else 0.0
+                log_volume(embeddings_of([Text(s) for s in steps], embed, device, "step_coverage")) if steps else 0.0
             )
     return values
 
@@ -393,7 +393,7 @@ def reference_distance(
         if not sides[1]:
             values.append(1.0)
             continue
-        demo, own = (normalize(embedded(side, embed, device, "reference_distance"), dim=1) for side in sides)
+        demo, own = (normalize(embeddings_of(side, embed, device, "reference_distance"), dim=1) for side in sides)
         values.append(1 - float((demo @ own.T).max(1).values.mean()))
     return values
 

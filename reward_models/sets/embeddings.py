@@ -56,7 +56,7 @@ def layout(outputs: Sequence[Output]) -> Tensor:
     return torch.stack(rows) if rows else torch.zeros(0, 3 * CELLS**2 + 1)
 
 
-def embedded(outputs: Sequence[Output], embed: str, device: str, reward: str) -> Tensor:
+def embeddings_of(outputs: Sequence[Output], embed: str, device: str, reward: str) -> Tensor:
     """Embeddings [B, D] of outputs in float64 on the CPU, computed once for all rewards that ask for the same ones;
     ValueError for what is no such tensor."""
     return once(("embed", embed, device), outputs, lambda: _rows(outputs, embed, NAMED, device, reward))

@@ -31,7 +31,7 @@ from mmgrpo.runtime.progress import progress_bar
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import load_exactly, read_tensors
-from reward_models.sets.embeddings import embedded
+from reward_models.sets.embeddings import embeddings_of
 
 INNER = 10
 """Steps of the map for one of the potential."""
@@ -122,7 +122,7 @@ def transported(
     return [N, width].
     """
     texts = load_object(embed_text, "transported: embed_text")(prompts).detach().cpu().float()
-    seen = embedded(outputs, embed, device, "transported").float()
+    seen = embeddings_of(outputs, embed, device, "transported").float()
     mapping = _map(locate(map))
     if texts.shape[-1] != mapping[0].in_features or texts.shape != seen.shape:
         raise ValueError(

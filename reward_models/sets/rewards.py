@@ -29,7 +29,7 @@ from reward_models.checkpoints import read_tensors
 from reward_models.rules.groups import groups
 from reward_models.sets.audio import SUFFIXES, audio_of, read_sound, windows
 from reward_models.sets.distances import frechet_distance, transport_plan, vendi_score
-from reward_models.sets.embeddings import LAYOUT, check_embed, embedded, embedded_texts
+from reward_models.sets.embeddings import LAYOUT, check_embed, embedded_texts, embeddings_of
 
 set_reward = functools.partial(reward, "Text", "Image", "Video", "Audio")
 
@@ -55,7 +55,7 @@ def vendi(
 
     An output without an embedding is NaN and not in the set; so is one that leaves an empty set.
     """
-    rows = embedded(outputs, embed, device, "vendi")
+    rows = embeddings_of(outputs, embed, device, "vendi")
     return _of_sets(prompts, rows, vendi_score, over, credit, 1, "vendi")
 
 
@@ -91,10 +91,12 @@ def frechet(
 
     if over == "output":
         parts = [windows(audio_of(output, "over='output'"), window) for output in outputs]
-        rows = [_like_exemplars(embedded(part, embed, device, "frechet"), given, exemplars, embed) for part in parts]
+        rows = [
+            _like_exemplars(embeddings_of(part, embed, device, "frechet"), given, exemplars, embed) for part in parts
+        ]
         whole = [row.isfinite().all().item() and len(row) > ddof for row in rows]
         return [nearness(row) if usable else math.nan for row, usable in zip(rows, whole, strict=True)]
-    rows = _like_exemplars(embedded(outputs, embed, device, "frechet"), given, exemplars, embed)
+    rows = _like_exemplars(embeddings_of(outputs, embed, device, "frechet"), given, exemplars, embed)
     return _of_sets(prompts, rows, nearness, over, credit, 1 + ddof, "frechet")
 
 
@@ -235,7 +237,7 @@ def _exemplars(source: str, embed: str, device: str) -> Tensor:
     else:
         files = [file for file in sorted(place.glob("*")) if file.suffix.lower() in (*IMAGE_NAMES, *SUFFIXES)]
         some = [read_sound(file, "frechet") if _is_sound(file) else decode_image(file) for file in files]
-        rows = embedded(some, embed, device, "frechet") if some else torch.empty(0)
+        rows = embeddings_of(some, embed, device, "frechet") if some else torch.empty(0)
     if len(rows) < 2 or not bool(rows.isfinite().all()):
         raise ValueError(
             f"frechet: exemplars: {place}: got {len(rows)} rows, expected a folder of at least two images or audio, "

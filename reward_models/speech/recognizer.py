@@ -25,7 +25,7 @@ from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import read_whole
 from reward_models.rules.transcripts import (
     BY_LANGUAGE,
-    aligned,
+    align,
     error_rate,
     language_of,
     letters_of,
@@ -76,7 +76,7 @@ def spoken_neg_wer(
         return 0.0 - error_rate(rule(prompt.text).split(), hypothesis.split(), cap)
 
     name = f"spoken_neg_wer({path!r}, {cap}, {normal})"
-    return score_sounds(prompts, outputs, score, rate=RATE, longest=LONGEST, reward=name, prompt_key=spoken)
+    return score_sounds(prompts, outputs, score, rate=RATE, longest=LONGEST, reward=name, prompt_key=spoken_key)
 
 
 @recognizer_reward()
@@ -93,10 +93,10 @@ def spoken_neg_cer(
         return 0.0 - error_rate(split(rule(prompt.text)), split(hypothesis), cap)
 
     name = f"spoken_neg_cer({path!r}, {cap}, {normal})"
-    return score_sounds(prompts, outputs, score, rate=RATE, longest=LONGEST, reward=name, prompt_key=spoken)
+    return score_sounds(prompts, outputs, score, rate=RATE, longest=LONGEST, reward=name, prompt_key=spoken_key)
 
 
-def spoken(prompt: Prompt) -> tuple[str, str]:
+def spoken_key(prompt: Prompt) -> tuple[str, str]:
     """What an error rate depends on in a prompt: the text to be spoken and its language."""
     return spoken_text(prompt), language_of(prompt)
 
@@ -153,7 +153,7 @@ def annotate(path: str = "", normal: str = BY_LANGUAGE, **others: Any) -> Callab
     def note(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
         texts = transcripts(prompts, outputs, path)
         return [
-            {"heard": text, "aligned": [tuple(pair) for pair in aligned(prompt.text, text, rule)]}
+            {"heard": text, "aligned": [tuple(pair) for pair in align(prompt.text, text, rule)]}
             for prompt, text in zip(prompts, texts, strict=True)
             for rule in [rule_for(prompt, normal, prompt.text)]
         ]

@@ -24,10 +24,10 @@ from reward_models.vlm.qwen2_vl import (
     IMAGE_TOKEN,
     QwenScorer,
     build,
+    current_key,
     image_pixels,
     precision_of,
     read_base,
-    renamed,
 )
 
 FILE = "model.safetensors"
@@ -116,10 +116,10 @@ def load(weights: str, base: str, device: str, dtype: str = "") -> QwenScorer:
     config, tokenizer = read_base(base, [TOKEN], "edit_reward")
     precision = precision_of(dtype, device, "edit_reward")
     network = build(config, Heads(config.text_config.hidden_size), device, precision)
-    load_exactly(network, read_tensors(file, "edit_reward"), file, "edit_reward", named)
+    load_exactly(network, read_tensors(file, "edit_reward"), file, "edit_reward", network_key)
     return QwenScorer(network, tokenizer, (TOKEN,), torch.device(device))
 
 
-def named(key: str) -> str | None:
+def network_key(key: str) -> str | None:
     """The name in ``QwenReward`` of a published one."""
-    return f"rm_head.{key.removeprefix('rm_heads.')}" if key.startswith("rm_heads.") else renamed(key)
+    return f"rm_head.{key.removeprefix('rm_heads.')}" if key.startswith("rm_heads.") else current_key(key)

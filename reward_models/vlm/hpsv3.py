@@ -15,7 +15,15 @@ from mmgrpo.types import Output, Prompt
 from reward_models.checkpoints import load_exactly, read_tensors, weight_file
 from reward_models.pixels import image_outputs
 from reward_models.vlm.instructions import hpsv3_instruction
-from reward_models.vlm.qwen2_vl import IMAGE_TOKEN, QwenScorer, build, image_pixels, precision_of, read_base, renamed
+from reward_models.vlm.qwen2_vl import (
+    IMAGE_TOKEN,
+    QwenScorer,
+    build,
+    current_key,
+    image_pixels,
+    precision_of,
+    read_base,
+)
 
 WEIGHTS, FILE = "MizzenAI/HPSv3", "HPSv3.safetensors"
 BASE = "Qwen/Qwen2-VL-7B-Instruct"
@@ -74,7 +82,7 @@ def load(weights: str, base: str, device: str, dtype: str = "") -> QwenScorer:
     config, tokenizer = read_base(base, [TOKEN], "hpsv3")
     precision = precision_of(dtype, device, "hpsv3")
     network = build(config, head(config.text_config.hidden_size), device, precision)
-    load_exactly(network, read_tensors(file, "hpsv3"), file, "hpsv3", renamed)
+    load_exactly(network, read_tensors(file, "hpsv3"), file, "hpsv3", current_key)
     return QwenScorer(network, tokenizer, (TOKEN,), torch.device(device))
 
 

@@ -153,7 +153,7 @@ def load(weights: str, tokenizer: str, allow_pickle: bool, device: str) -> Image
             "head": head(text["hidden_size"]),
         }
     )
-    network = load_exactly(network, tensors, file, "image_reward", renamed).to(device)
+    network = load_exactly(network, tensors, file, "image_reward", network_key).to(device)
     place = Path(weights).expanduser() / "vocab.txt"
     try:
         read: Any = BertTokenizer.from_pretrained(str(place.parent) if place.is_file() else tokenizer)
@@ -171,7 +171,7 @@ def head(width: int) -> nn.Sequential:
     return nn.Sequential(first, nn.Identity(), second, nn.Identity(), third, nn.Identity(), *others)
 
 
-def renamed(key: str) -> str | None:
+def network_key(key: str) -> str | None:
     """The name in our network of a published one; None for what is not needed."""
     if key.startswith(UNUSED):
         return None

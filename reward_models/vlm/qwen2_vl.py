@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from mmgrpo.data.images import patchify, smart_resize
 from mmgrpo.types import Image
-from reward_models.pixels import from_pil, normalized, to_pil
+from reward_models.pixels import from_pil, normalize, to_pil
 
 PATCH, MERGE, FRAMES = 14, 2, 2
 """Pixels of a patch, patches of a token in each direction, frames of a patch."""
@@ -53,7 +53,7 @@ def patches(pixels: Float[Tensor, "n 3 height width"]) -> tuple[Float[Tensor, "c
 
     An odd number of frames is completed by the last; an image is two equal frames.
     """
-    return patchify(normalized(pixels), PATCH, MERGE, FRAMES)
+    return patchify(normalize(pixels), PATCH, MERGE, FRAMES)
 
 
 class QwenReward(nn.Module):
@@ -82,7 +82,7 @@ class QwenReward(nn.Module):
         return self.rm_head(hidden[places].float())
 
 
-def renamed(key: str) -> str | None:
+def current_key(key: str) -> str | None:
     """The name in ``QwenReward`` of one of a checkpoint written before transformers 4.52, or after; None for the
     language head, which no score needs."""
     if key == "lm_head.weight":

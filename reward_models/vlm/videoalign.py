@@ -30,10 +30,10 @@ from reward_models.vlm.qwen2_vl import (
     QwenScorer,
     build,
     clip_pixels,
+    current_key,
     folder_of,
     precision_of,
     read_base,
-    renamed,
 )
 
 WEIGHTS, BASE = "KwaiVGI/VideoReward", "Qwen/Qwen2-VL-2B-Instruct"
@@ -184,7 +184,7 @@ def _tensors(
     scale = lora["lora_alpha"] / (math.sqrt(lora["lora_r"]) if lora.get("use_rslora") else lora["lora_r"])
     if whole:
         tensors = own_names(read_tensors(whole[0], "videoalign", allow_pickle))
-        return merged(tensors, scale, whole[0]), str(whole[0])
+        return merge_adapters(tensors, scale, whole[0]), str(whole[0])
     adapter = weight_file(str(checkpoint), "adapter_model.safetensors", "videoalign")
     others = weight_file(str(checkpoint), "non_lora_state_dict.pth", "videoalign")
     added = own_names(read_tensors(adapter, "videoalign")) | own_names(read_tensors(others, "videoalign", allow_pickle))
@@ -193,7 +193,7 @@ def _tensors(
     rows = dict(network.state_dict())[table].shape[0]
     if table in given and table not in added and given[table].shape[0] != rows:
         raise ValueError(f"videoalign: {others} has no embeddings of the special tokens, expected {table} in it")
-    return merged({**given, **added}, scale, adapter), f"{adapter} with {others.name} and {base}"
+    return merge_adapters({**given, **added}, scale, adapter), f"{adapter} with {others.name} and {base}"
 
 
 def _base_tensors(base: str) -> dict[str, Tensor]:
@@ -220,12 +220,12 @@ def own_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name = key.removeprefix("base_model.model.")
         for part in PEFT:
             name = name.replace(part, ".")
-        if ".original_module." not in name and (own := renamed(name)) is not None:
+        if ".original_module." not in name and (own := current_key(name)) is not None:
             plain[own] = tensor
     return plain
 
 
-def merged(plain: Mapping[str, Tensor], scale: float, file: Path) -> dict[str, Tensor]:
+def merge_adapters(plain: Mapping[str, Tensor], scale: float, file: Path) -> dict[str, Tensor]:
     """The weights with every pair of adapters added to the matrix they belong to: W + scale B A."""
     weights = {key: tensor for key, tensor in plain.items() if ".lora_" not in key}
     for key in [key for key in plain if key.endswith(".lora_A.weight")]:

@@ -39,7 +39,7 @@ from mmgrpo.rewards import RewardEntry, entries, scorer
 from mmgrpo.runtime.pypi_weights import is_downloaded
 from mmgrpo.scoring.manifest import Manifest, obstacle
 from mmgrpo.types import Image, Output, Prompt, Text, Video
-from reward_models.evaluation.attacks import DAMAGES, STRENGTHS, damaged, padded
+from reward_models.evaluation.attacks import DAMAGES, STRENGTHS, damage_output, repeat_text
 
 ABOUT = """Score any image, video, audio or text with any reward of the list, and attack it: a reward that rises when
 its image is blurred, or its text says everything twice, is one that training will exploit."""
@@ -167,9 +167,9 @@ def attacked(attack: str, strength: int | float, prompt: Prompt, output: Output,
             raise ValueError("prompt_swap: got no other prompt; write one that this output does not answer")
         return replace(prompt, text=other), output
     if attack == PADDING:
-        changed = padded(output)
+        changed = repeat_text(output)
     else:
-        changed = damaged(output, attack, np.random.default_rng(0), absolute(attack, strength))
+        changed = damage_output(output, attack, np.random.default_rng(0), absolute(attack, strength))
     if changed is None:
         fits = "texts" if attack == PADDING else "images and videos"
         raise ValueError(f"{attack} attacks {fits}; for this upload choose {', '.join(attacks_of(output))}")

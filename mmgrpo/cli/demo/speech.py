@@ -117,9 +117,9 @@ def rule(pair: Pair, text: str, prompt: Prompt | None = None) -> str:
 
 def against(reference: str, text: str, normal: str) -> str:
     """Mark-up of a transcript aligned with its reference, and of its word error rate."""
-    from reward_models.rules.transcripts import aligned
+    from reward_models.rules.transcripts import align
 
-    pairs = [tuple(pair) for pair in aligned(reference, text, normal)]
+    pairs = [tuple(pair) for pair in align(reference, text, normal)]
     units = sum(bool(word) for _, word, _ in pairs)
     rate = f" · word error rate <b>{errors(pairs) / units:.1%}</b>" if units else ""
     return f'{alignment(pairs)}<span class="soft">{rate}</span>'
@@ -127,9 +127,9 @@ def against(reference: str, text: str, normal: str) -> str:
 
 def changes(before: str, after: str, normal: str) -> str:
     """Mark-up of the words that two transcripts do not share."""
-    from reward_models.rules.transcripts import aligned
+    from reward_models.rules.transcripts import align
 
-    pairs = [tuple(pair) for pair in aligned(before, after, normal)]
+    pairs = [tuple(pair) for pair in align(before, after, normal)]
     words = [
         Word(kind, old, new, KINDS[kind][0], f"before “{old}”, after “{new}”" if kind != "equal" else "")
         for kind, old, new in pairs

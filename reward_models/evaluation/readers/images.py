@@ -15,7 +15,7 @@ VOTES = {"leftvote": FIRST, "rightvote": SECOND, "tievote": TIE, "bothbad_vote":
 def hpdv2(row: Row) -> Comparison:
     """HPDv2 (arXiv:2306.09341), ``test.json``: {prompt, image_path[n], rank[n]}, rank 1 is best."""
     files = row.items("image_path")
-    images = tuple(row.stored("image", "image_path", file) for file in files)
+    images = tuple(row.medium("image", "image_path", file) for file in files)
     return Comparison(Prompt(row.text("prompt"), row.place), images, row.numbers("rank", len(files)), row.place)
 
 
@@ -28,7 +28,7 @@ def hpdv3(row: Row) -> Comparison:
 def imagereward(row: Row) -> Comparison:
     """ImageReward (arXiv:2304.05977), ``data/test.json``: {id, prompt, generations[n], ranking[n]}, 1 is best."""
     files = row.items("generations")
-    images = tuple(row.stored("image", "generations", file) for file in files)
+    images = tuple(row.medium("image", "generations", file) for file in files)
     return Comparison(Prompt(row.text("prompt"), row.place), images, row.numbers("ranking", len(files)), row.place)
 
 
@@ -61,7 +61,7 @@ def mjbench(row: Row) -> Comparison:
     """MJ-Bench (arXiv:2407.04842), alignment, safety and quality: {caption, image0, image1, label}, the label is the
     number of the better image. Its category is the row's ``info``, where it has one."""
     ranks = row.choice("label", {0: FIRST, 1: SECOND, "0": FIRST, "1": SECOND})
-    category = str(row.given("info", str | int, ""))
+    category = str(row.optional("info", str | int, ""))
     images = (row.image("image0"), row.image("image1"))
     return Comparison(Prompt(row.text("caption"), row.place), images, ranks, row.place, category)
 
@@ -76,12 +76,12 @@ def votes(row: Row) -> Comparison:
     which runs) are ignored.
     """
     values = row.values
-    meta = dict(row.given("meta", Mapping, {}))
-    prompt = Prompt(row.text("prompt"), row.place, values.get("answer"), row.given("task", str, ""), meta)
+    meta = dict(row.optional("meta", Mapping, {}))
+    prompt = Prompt(row.text("prompt"), row.place, values.get("answer"), row.optional("task", str, ""), meta)
     sides = (row.output("left", values.get("left")), row.output("right", values.get("right")))
-    media = row.given("about", list, [])
+    media = row.optional("about", list, [])
     about = tuple(one for name in media if isinstance(one := row.output("about", name), Stored))
-    category, user = (str(row.given(key, str | int, "")) for key in ("category", "user"))
+    category, user = (str(row.optional(key, str | int, "")) for key in ("category", "user"))
     return Comparison(prompt, sides, row.choice("vote_type", VOTES), row.place, category, about=about, user=user)
 
 

@@ -79,7 +79,7 @@ class Row:
             raise ValueError(f"{self.place}: {key}: got {_brief(value)}, expected an object")
         return Row(value, f"{self.place}: {key}", self.root)
 
-    def given(self, key: str, kind: Any, default: Any) -> Any:
+    def optional(self, key: str, kind: Any, default: Any) -> Any:
         """A value that may be missing or null, of one kind."""
         value = self.values.get(key)
         if value is None or value == "":
@@ -91,13 +91,13 @@ class Row:
 
     def image(self, key: str) -> Stored:
         """An image: a path, bytes, or the hub's ``{bytes, path}``."""
-        return self.stored("image", key, self._value(key))
+        return self.medium("image", key, self._value(key))
 
     def clip(self, key: str) -> Stored:
         """A clip: likewise."""
-        return self.stored("video", key, self._value(key))
+        return self.medium("video", key, self._value(key))
 
-    def stored(self, kind: str, key: str, value: Any) -> Stored:
+    def medium(self, kind: str, key: str, value: Any) -> Stored:
         """A medium from a value of the row."""
         given = (value.get("bytes") or value.get("path")) if isinstance(value, Mapping) else value
         place = f"{self.place}: {key}"
@@ -113,7 +113,7 @@ class Row:
             return Text(value["text"])
         name = value.lower() if isinstance(value, str) else ""
         kind = "video" if name.endswith(CLIP_SUFFIXES) else "audio" if name.endswith(".wav") else "image"
-        return self.stored(kind, key, value)
+        return self.medium(kind, key, value)
 
     def _value(self, key: str) -> Any:
         value = self.values.get(key, MISSING)

@@ -27,7 +27,7 @@ from reward_models.evaluation.protocols import read_benchmark
 from reward_models.evaluation.published import TARGETS, Target
 from reward_models.last_hidden import ADAPTERS
 from reward_models.preference import scores_of
-from reward_models.preference_training import Fitting, untrained
+from reward_models.preference_training import Fitting, initialize
 from tests.journeys.cli.running import call
 from tests.libraries.reward_models.evaluation.benchmarks import LEVEL, grey, level, pictures, write_json
 
@@ -236,7 +236,7 @@ def test_a_head_is_measured_as_it_was_saved_on_the_comparisons_of_its_users(tmp_
     heldout = replace(heldout, comparisons=own)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model, _ = untrained(own, "scenes", {}, Fitting(hidden=4))
+        model, _ = initialize(own, "scenes", {}, Fitting(hidden=4))
 
     def measured(users: set[str] | None) -> dict[str, Any]:
         train_reward._finish(model, tmp_path, {"seed": 3}, heldout, users, "cpu")

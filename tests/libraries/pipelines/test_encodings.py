@@ -17,7 +17,7 @@ from mmgrpo.config.settings import config_class
 from mmgrpo.data.embedded_media import MEMORY
 from mmgrpo.family import family
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn, Video
-from pipelines.conditions import SUFFIX, Conditioning, Encodings, key_of, padded
+from pipelines.conditions import SUFFIX, Conditioning, Encodings, key_of, pad_states
 from pipelines.denoising import check_sampling, refuse_other_architectures
 
 
@@ -143,9 +143,9 @@ def test_an_encoding_depends_on_the_words_and_on_the_content_of_the_media_in_the
 
 
 def test_padding_is_zero_and_not_real():
-    states, real = padded(torch.ones(2, 3), 4)
+    states, real = pad_states(torch.ones(2, 3), 4)
     assert states.tolist() == [[1.0] * 3] * 2 + [[0.0] * 3] * 2 and real.tolist() == [True, True, False, False]
-    assert padded(torch.ones(2, 3), 2)[1].tolist() == [True, True]
+    assert pad_states(torch.ones(2, 3), 2)[1].tolist() == [True, True]
 
 
 def test_rows_of_a_conditioning_are_taken_by_number():

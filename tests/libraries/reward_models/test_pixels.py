@@ -10,7 +10,7 @@ import torch
 from PIL import Image as Pil
 
 from mmgrpo.types import Image, Text
-from reward_models.pixels import centre_crop, from_pil, image_outputs, normalized, padded_longest, stretched, to_pil
+from reward_models.pixels import centre_crop, from_pil, image_outputs, normalize, padded_longest, stretch, to_pil
 
 
 def ramp(height, width):
@@ -60,7 +60,7 @@ def test_the_longest_side_is_resized_and_the_rest_is_black():
 def test_a_stretched_picture_has_the_height_and_width_that_are_asked_for():
     image = ramp(4, 8)
     expected = from_pil(to_pil(image).resize((6, 2), Pil.Resampling.BILINEAR))
-    assert torch.equal(stretched(image, (2, 6), Pil.Resampling.BILINEAR), expected) and expected.shape == (3, 2, 6)
+    assert torch.equal(stretch(image, (2, 6), Pil.Resampling.BILINEAR), expected) and expected.shape == (3, 2, 6)
 
 
 def test_antialiasing_averages_what_a_smaller_picture_cannot_show():
@@ -71,7 +71,7 @@ def test_antialiasing_averages_what_a_smaller_picture_cannot_show():
 
 def test_normalization_by_channel():
     pixels = torch.tensor([0.5, 0.25, 1.0])[:, None, None].expand(3, 2, 2)
-    result = normalized(pixels, (0.5, 0.0, 0.5), (1.0, 0.5, 0.25))
+    result = normalize(pixels, (0.5, 0.0, 0.5), (1.0, 0.5, 0.25))
     assert result[:, 0, 0].tolist() == [0.0, 0.5, 2.0]
 
 

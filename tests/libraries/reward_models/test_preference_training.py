@@ -20,10 +20,10 @@ from reward_models.preference_training import (
     Fitting,
     descend,
     examples,
+    initialize,
     pairs,
-    standardized,
+    standardize,
     train,
-    untrained,
 )
 from reward_models.preference_users import train_groups
 from tests.libraries.reward_models.test_preference import DARK, HERE, LIGHT, PAIRS
@@ -109,19 +109,19 @@ def test_ratings_are_used_where_every_comparison_has_them():
 
 
 def test_scores_that_are_all_equal_are_standardized_by_a_millionth():
-    model = standardized(PreferenceModel(Description(f"{HERE}:brightness", width=2)), torch.tensor([3.0, 3.0]))
+    model = standardize(PreferenceModel(Description(f"{HERE}:brightness", width=2)), torch.tensor([3.0, 3.0]))
     assert (model.description.mean, model.description.std) == (3.0, 1e-6)
     assert not model.training and not any(one.requires_grad for one in model.parameters())
-    model = standardized(model, torch.tensor([1.0, 5.0]))
+    model = standardize(model, torch.tensor([1.0, 5.0]))
     assert (model.description.mean, model.description.std) == (3.0, 2.0)
 
 
 def test_the_head_fits_its_features_and_the_tower_its_head():
-    model, given = untrained(PAIRS, f"{HERE}:brightness", {}, Fitting(hidden=4))
+    model, given = initialize(PAIRS, f"{HERE}:brightness", {}, Fitting(hidden=4))
     assert model.tower is None and given.features[0].shape == (6, 2)
     assert [tuple(one.shape) for one in model.head.parameters()] == [(4, 2), (4,), (1, 4), (1,)]
     scene = Comparison(Prompt("a red circle"), (Image(torch.ones(3, 32, 32)),) * 2, TIE, "1")
-    model, given = untrained([scene], SCENES, {}, Fitting(hidden=4))
+    model, given = initialize([scene], SCENES, {}, Fitting(hidden=4))
     assert model.tower is not None and model.description.width == 128
     assert model(*given.features).shape == (2,)
 

@@ -677,9 +677,9 @@ def test_another_model_than_vllms_is_named():
 
 
 def test_runs_of_placeholders_are_one_each():
-    from pipelines.vllm_engine import collapsed
+    from pipelines.vllm_engine import collapse_runs
 
-    assert collapsed([5, 5, 1, 5, 5, 5, 2, 2, 7, 7, 5], frozenset({5, 7})) == [5, 1, 5, 2, 2, 7, 5]
+    assert collapse_runs([5, 5, 1, 5, 5, 5, 2, 2, 7, 7, 5], frozenset({5, 7})) == [5, 1, 5, 2, 2, 7, 5]
 
 
 def test_a_copy_of_an_engine_is_not_the_trained_network():

@@ -19,7 +19,7 @@ from mmgrpo.config.plugins import PYPI, WEIGHTS, entry_points_of
 from mmgrpo.rewards import entries
 from mmgrpo.runtime.pypi_weights import is_downloaded
 from mmgrpo.types import Output, Prompt, Text
-from reward_models.evaluation.attacks import DAMAGES, damaged
+from reward_models.evaluation.attacks import DAMAGES, damage_output
 from tests.journeys.cli.demo.fakes import BUSY, EVIL, LONG, MOVING, NAN, page, silent
 
 
@@ -153,10 +153,10 @@ def test_a_reward_that_does_not_apply_says_so(monkeypatch):
 def test_attacks_of_strength_1_are_those_of_the_evaluation_and_stronger_ones_change_more(attack):
     assert torch.equal(
         attacked(attack, 1.0, Prompt(""), BUSY, "")[1].pixels,  # type: ignore[union-attr]
-        damaged(BUSY, attack, np.random.default_rng(0)).pixels,  # type: ignore[union-attr]
+        damage_output(BUSY, attack, np.random.default_rng(0)).pixels,  # type: ignore[union-attr]
     )
     changed: Any = attacked(attack, 1.0, Prompt(""), MOVING, "")[1]
-    assert torch.equal(changed.frames, damaged(MOVING, attack, np.random.default_rng(0)).frames)  # type: ignore[union-attr]
+    assert torch.equal(changed.frames, damage_output(MOVING, attack, np.random.default_rng(0)).frames)  # type: ignore[union-attr]
     several: list[Any] = [attacked(attack, s, Prompt(""), BUSY, "")[1] for s in (rewards.WEAKEST, 1, rewards.STRONGEST)]
     distances = [float((one.pixels - BUSY.pixels).abs().mean()) for one in several]
     assert 0 < distances[0] < distances[1] < distances[2]

@@ -281,7 +281,7 @@ def test_votes_are_read_by_the_evaluation_of_rewards(kind, tmp_path, capsys):
             assert torch.allclose(stored.samples, output.samples, atol=0.5001 / 32767)
         else:
             assert same(stored, output)
-    read = comparisons[0].asked()
+    read = comparisons[0].to_prompt()
     assert (read.answer, read.task, dict(read.meta)) == ("3", "count", {"tolerance": 1})
     about: Any = comparisons[0].about[0].load()
     assert torch.equal(about.pixels, BUSY.pixels)

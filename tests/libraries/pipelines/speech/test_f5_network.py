@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pipelines.speech.f5_checkpoint import located
+from pipelines.speech.f5_checkpoint import find_folder
 from pipelines.speech.f5_network import (
     Attention,
     F5Network,
@@ -18,9 +18,9 @@ from pipelines.speech.f5_network import (
     TextBlock,
     TextEmbedding,
     TimeEmbedding,
-    modulated,
+    modulate,
     positions,
-    rotated,
+    rotate,
 )
 from tests.flows import seeded
 
@@ -115,13 +115,13 @@ def test_the_releases_differ_in_rotation_and_in_the_padding_of_the_text():
 def test_rotary_products_depend_on_the_distance_alone_and_v0_rotates_one_head():
     turns = Rotary(8)(12)
     query, key = torch.randn(2, 8, generator=seeded(0))
-    turned = [rotated(one.expand(1, 1, 12, 8), turns)[0, 0] for one in (query, key)]
+    turned = [rotate(one.expand(1, 1, 12, 8), turns)[0, 0] for one in (query, key)]
     products = turned[0] @ turned[1].T
     for distance in range(1, 12):
         diagonal = products.diagonal(distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=0, atol=1e-5)
     assert (products[0, 1:] - products[0, 0]).abs().min() > 1e-3
-    pair = rotated(torch.tensor([1.0, 0, 0, 0, 0, 0, 0, 0]).expand(1, 1, 2, 8), turns[:2])[0, 0, 1]
+    pair = rotate(torch.tensor([1.0, 0, 0, 0, 0, 0, 0, 0]).expand(1, 1, 2, 8), turns[:2])[0, 0, 1]
     assert pair.tolist()[:2] == pytest.approx([math.cos(1), math.sin(1)])
     x, real = torch.randn(1, 12, 16, generator=seeded(1)), torch.ones(1, 12, dtype=torch.bool)
     first = Attention(16, 8, rotates_all=False)
@@ -255,7 +255,7 @@ def test_text_without_blocks_has_no_positions_and_the_filler_is_zero_where_it_is
 def test_norms_take_small_values_as_noise():
     """A variance of 1e-6 is halved by the 1e-6 that is added to it."""
     small, none = torch.tensor([[[1e-3, -1e-3]]]), torch.zeros(1, 2)
-    torch.testing.assert_close(modulated(small, none, none), torch.tensor([[[0.5**0.5, -(0.5**0.5)]]]))
+    torch.testing.assert_close(modulate(small, none, none), torch.tensor([[[0.5**0.5, -(0.5**0.5)]]]))
     assert TextBlock(2, 2).norm.eps == 1e-6
     response = ResponseNorm(1)
     torch.nn.init.ones_(response.gamma)
@@ -277,5 +277,5 @@ def test_of_a_repository_only_the_weights_and_the_vocabulary_are_downloaded(fold
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert located("SWivid/F5-TTS", folder) == chosen
+    assert find_folder("SWivid/F5-TTS", folder) == chosen
     assert asked == [("SWivid/F5-TTS", ["*.safetensors", "vocab.txt"])]

@@ -23,9 +23,9 @@ from pipelines.speech.flow_speech import (
     FlowSpeech,
     before_text,
     frames_at_pace,
+    respell,
     seconds_of,
-    spaced,
-    spelled,
+    space_words,
     spoken_before,
 )
 from pipelines.training import PLAIN, Training
@@ -200,7 +200,7 @@ def test_a_transcript_ends_with_a_full_stop_and_a_space_and_is_spelled_as_the_vo
     assert (before(""), before(None), before(7), before("啦。")) == ("", "", "7. ", "啦。")
     assert [before_text(text) for text in ("la. ", "", "啦。")] == ["la.  ", "", "啦。"]
     assert spoken_before(Prompt("hi", "a")) == ""
-    assert spelled(" a;\n b \u201cc\u201d \u2018d\u2019 ") == "a, b \"c\" 'd'"
+    assert respell(" a;\n b \u201cc\u201d \u2018d\u2019 ") == "a, b \"c\" 'd'"
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_text_lasts_as_many_bytes_as_the_reference_and_a_short_one_longer(give
     ],
 )
 def test_words_have_the_spaces_that_jieba_gives_them(text, written):
-    assert spaced(text) == written
+    assert space_words(text) == written
     jieba = pytest.importorskip("jieba")
     characters: list[str] = []
     for word in jieba.cut(text):

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from mmgrpo.cli import learn_direction as script
 from mmgrpo.types import Image, Prompt
 from reward_models.clip.clip_score import clip_score
-from reward_models.clip.d2_align import d2_align, guided, learn_direction, matched, save_direction
+from reward_models.clip.d2_align import d2_align, guide, learn_direction, load_match, save_direction
 from reward_models.clip.match import Match, score
 from reward_models.clip.pickscore import pickscore
 from reward_models.clip.towers import Towers
@@ -26,11 +26,11 @@ from tests.libraries.reward_models.clip.tiny import PROMPTS, clip_folder, pictur
 def test_the_corrected_text_in_the_plane():
     """e = (1, 0) and b = (0, 1): e+ and e- lie 45 degrees above and below; omega = 1.5 adds half their distance."""
     e, b, half = torch.tensor([[1.0, 0.0]]), torch.tensor([0.0, 1.0]), math.sqrt(0.5)
-    assert torch.allclose(guided(e, b, 1.5), torch.tensor([[half, 2 * half]]))
-    assert torch.allclose(guided(e, b, 1.0), torch.tensor([[half, half]])), "e+"
-    assert torch.allclose(guided(e, b, 0.0), torch.tensor([[half, -half]])), "e-"
-    assert torch.equal(guided(e, torch.zeros(2), 1.5), e), "no direction, no correction"
-    assert torch.allclose(guided(e, 3 * e[0], 1.5), torch.tensor([[2.0, 0.0]])), "e+ = e, e- = -e: longer, not turned"
+    assert torch.allclose(guide(e, b, 1.5), torch.tensor([[half, 2 * half]]))
+    assert torch.allclose(guide(e, b, 1.0), torch.tensor([[half, half]])), "e+"
+    assert torch.allclose(guide(e, b, 0.0), torch.tensor([[half, -half]])), "e-"
+    assert torch.equal(guide(e, torch.zeros(2), 1.5), e), "no direction, no correction"
+    assert torch.allclose(guide(e, 3 * e[0], 1.5), torch.tensor([[2.0, 0.0]])), "e+ = e, e- = -e: longer, not turned"
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_rewards_are_those_of_corrected_texts(tmp_path, folder, name):
         "pickscore": f'weights="{folder}", tokenizer="{folder}"',
     }
     reward = f"{name}({parameters[name]})"
-    match = matched(reward)
+    match = load_match(reward)
     seen, told = match.images(pictures()), match.texts(PROMPTS)
     plus, minus = ((told + s * direction) / (told + s * direction).norm(dim=-1, keepdim=True) for s in (1, -1))
     expected = match.value((seen * (minus + 1.5 * (plus - minus))).sum(-1))
@@ -99,7 +99,7 @@ def test_the_learned_direction_is_what_pictures_share_and_texts_do_not():
     direction = learn_direction(match, prompts, images, steps=300, rate=0.02)
     assert direction[0] / direction.norm() > 0.99
     before = score(match, prompts, images)
-    after = score(match, prompts, images, lambda texts: guided(texts, direction))
+    after = score(match, prompts, images, lambda texts: guide(texts, direction))
     assert sum(after) > 1.1 * sum(before), "it maximizes the corrected reward"
     opposite = learn_direction(*biased(-0.8), steps=300, rate=0.02)
     assert opposite[0] / opposite.norm() < -0.99
@@ -114,7 +114,7 @@ def test_the_direction_goes_by_adam_from_zero():
     match: Any = SimpleNamespace(images=lambda _: seen.float(), texts=lambda _: told.float(), value=lambda c: 100 * c)
 
     def loss(direction):
-        return -float(100 * (seen * guided(told, direction, 2.0)).sum(1).mean())
+        return -float(100 * (seen * guide(told, direction, 2.0)).sum(1).mean())
 
     b, mean, square = torch.zeros(4).double(), torch.zeros(4).double(), torch.zeros(4).double()
     for step in range(3):
@@ -164,7 +164,7 @@ def test_a_direction_that_does_not_fit_is_named(tmp_path, folder):
         d2_align(PROMPTS, pictures(), str(tmp_path / "matrix.safetensors"), reward)
     for prompts, images in ((PROMPTS, []), (PROMPTS[:1], pictures()[:2]), ([], [])):
         with pytest.raises(ValueError, match=f"{len(images)}.*{len(prompts)}"):
-            learn_direction(matched(reward), prompts, images)
+            learn_direction(load_match(reward), prompts, images)
 
 
 def test_the_script_learns_from_pictures_on_disk(tmp_path, folder, capsys):
@@ -176,7 +176,7 @@ def test_the_script_learns_from_pictures_on_disk(tmp_path, folder, capsys):
     reward, out = f'clip_score(weights="{folder}", scale="cosine")', tmp_path / "direction.safetensors"
     script.main(["--pictures", str(tmp_path / "drawn.jsonl"), "--reward", reward, "--out", str(out), "--steps", "20"])
     assert "learned from 5 images" in capsys.readouterr().out
-    expected = learn_direction(matched(reward), PROMPTS, pictures(), steps=20)
+    expected = learn_direction(load_match(reward), PROMPTS, pictures(), steps=20)
     assert torch.allclose(load_file(out)["direction"], expected, atol=1e-6)
     plain = clip_score(PROMPTS, pictures(), folder, "cosine")
     assert sum(d2_align(PROMPTS, pictures(), str(out), reward)) > sum(plain)

@@ -13,8 +13,8 @@ from PIL import Image as Pil
 
 from reward_models.clip import aesthetic, artifact, clip_iqa, clip_score, embeddings, hpsv2, load, pickscore
 from reward_models.clip.checkpoint import clip_config, neighbour
-from reward_models.clip.load import described, load_towers, tokenizer_of, transform_of
-from reward_models.pixels import CLIP_MEAN, CLIP_STD, centre_crop, normalized, stretched
+from reward_models.clip.load import load_towers, read_preprocessing, tokenizer_of, transform_of
+from reward_models.pixels import CLIP_MEAN, CLIP_STD, centre_crop, normalize, stretch
 from tests.libraries.reward_models.clip.tiny import SIZE, letters, pictures, tokenizer_folder
 
 HEAD = SimpleNamespace(facts=SimpleNamespace(outputs=("artifact",), features="the head's own"))
@@ -74,11 +74,11 @@ SAID = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.25, 1.0]}
 
 
 def cropped(resample=Pil.Resampling.BICUBIC, corner=int, mean=CLIP_MEAN, std=CLIP_STD):
-    return normalized(centre_crop(WIDE, SIZE, resample, corner), mean, std)
+    return normalize(centre_crop(WIDE, SIZE, resample, corner), mean, std)
 
 
 def squashed(size=(SIZE, SIZE), resample=Pil.Resampling.BICUBIC, mean=HALF, std=HALF):
-    return normalized(stretched(WIDE, size, resample), mean, std)
+    return normalize(stretch(WIDE, size, resample), mean, std)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def squashed(size=(SIZE, SIZE), resample=Pil.Resampling.BICUBIC, mean=HALF, std=
     ],
 )
 def test_a_processor_does_what_its_file_says(kind, facts, expected):
-    assert torch.equal(described(facts, SIZE, kind, "f")(WIDE), expected)
+    assert torch.equal(read_preprocessing(facts, SIZE, kind, "f")(WIDE), expected)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_processor_does_what_its_file_says(kind, facts, expected):
 )
 def test_a_crop_of_another_size_than_the_model_reads_is_refused(facts):
     with pytest.raises(ValueError, match=f"f.*size.*{SIZE}"):
-        described(facts, SIZE, "clip", "f")
+        read_preprocessing(facts, SIZE, "clip", "f")
 
 
 @pytest.mark.parametrize(

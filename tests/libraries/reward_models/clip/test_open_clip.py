@@ -21,7 +21,7 @@ from reward_models.clip.clip_score import clip_score
 from reward_models.clip.embeddings import embed
 from reward_models.clip.hpsv2 import hpsv2
 from reward_models.clip.load import load_towers, packaged_towers
-from reward_models.pixels import centre_crop, normalized, padded_longest
+from reward_models.pixels import centre_crop, normalize, padded_longest
 from tests.libraries.reward_models.clip.tiny import PROMPTS, SIZE, TEXTS, VOCABULARY, pictures, tokenizer_folder
 
 HERE = Path(__file__).parent / "golden"
@@ -70,10 +70,10 @@ def published(folder, name, tensors=WEIGHTS, **changes):
 
 def test_pixels_are_those_of_open_clip_and_of_torchvision():
     for number, image in enumerate(pictures()):
-        crop = normalized(centre_crop(image, SIZE))
+        crop = normalize(centre_crop(image, SIZE))
         assert torch.allclose(crop, GOLDEN["crop"][number], atol=1e-6)
         for name, antialias in (("longest", True), ("longest_sharp", False)):
-            assert torch.allclose(normalized(padded_longest(image, SIZE, antialias)), GOLDEN[name][number], atol=2e-6)
+            assert torch.allclose(normalize(padded_longest(image, SIZE, antialias)), GOLDEN[name][number], atol=2e-6)
 
 
 def test_tokens_are_cut_at_77_and_keep_their_end(folder):

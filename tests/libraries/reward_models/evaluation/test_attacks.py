@@ -81,17 +81,17 @@ def test_a_texture_begins_with_either_colour_and_is_cut_to_what_a_picture_holds(
 def test_a_damage_has_its_strength_unless_another_is_given(name, strength):
     image = random_picture(16, 16)
     usual, other = (attacks.DAMAGES[name](image, draw(1), value).pixels for value in (strength, 2.0))
-    made = attacks.damaged(image, name, draw(1))
+    made = attacks.damage_output(image, name, draw(1))
     assert isinstance(made, Image) and torch.equal(made.pixels, usual)
-    made = attacks.damaged(image, name, draw(1), 2.0)
+    made = attacks.damage_output(image, name, draw(1), 2.0)
     assert isinstance(made, Image) and torch.equal(made.pixels, other)
-    clip = attacks.damaged(Video(image.pixels[None].repeat(2, 1, 1, 1), 3.0), name, draw(1), 2.0)
+    clip = attacks.damage_output(Video(image.pixels[None].repeat(2, 1, 1, 1), 3.0), name, draw(1), 2.0)
     assert isinstance(clip, Video) and clip.fps == 3 and torch.equal(clip.frames[0], clip.frames[1])
-    assert attacks.damaged(Text("a"), name, draw()) is None
+    assert attacks.damage_output(Text("a"), name, draw()) is None
 
 
 def test_a_padded_text_says_everything_twice():
-    assert attacks.padded(Text("a", 3)) == Text("a\n\na", 3) and attacks.padded(random_picture(2, 2)) is None
+    assert attacks.repeat_text(Text("a", 3)) == Text("a\n\na", 3) and attacks.repeat_text(random_picture(2, 2)) is None
 
 
 def written(file: Path, levels: list[int], rate: int = 4) -> Path:
@@ -164,8 +164,8 @@ def test_a_comparison_is_of_two_outputs_with_a_rank_each():
 def test_a_prompt_asks_about_files_by_name_and_about_bytes_decoded(tmp_path):
     (tmp_path / "a.png").write_bytes(png(30))
     file, held = Stored("image", tmp_path / "a.png", "row 3"), Stored("image", png(20), "row 3")
-    assert compared("a", "b").asked() == Prompt("which?")
-    prompt = compared("a", "b", about=(file, held)).asked()
+    assert compared("a", "b").to_prompt() == Prompt("which?")
+    prompt = compared("a", "b", about=(file, held)).to_prompt()
     (turn,) = prompt.turns
     parts: Any = turn.parts
     path, decoded, question = parts

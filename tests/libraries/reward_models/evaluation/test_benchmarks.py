@@ -106,7 +106,7 @@ def test_genai_has_clips_and_edits_too(folder):
     )
     assert result(f"genai:{edits}")["headline"] == 1
     (one,) = read_benchmark(f"genai:{edits}").comparisons
-    assert [medium.kind for medium in one.asked().media] == ["image"]
+    assert [medium.kind for medium in one.to_prompt().media] == ["image"]
 
 
 def test_mjbench_counts_equal_scores_as_wrong(folder):

@@ -10,7 +10,7 @@ import torch
 
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Image, Prompt, Text, Video
-from reward_models.evaluation.attacks import damaged
+from reward_models.evaluation.attacks import damage_output
 from reward_models.evaluation.comparison import FIRST, SECOND, Comparison
 from reward_models.evaluation.robustness import robustness
 
@@ -108,12 +108,12 @@ def test_damages_are_drawn_from_the_seed_and_the_row():
         seen.clear()
         robustness(reward, [comparison("a", FLAT, DARK), comparison("b", FLAT, DARK)], **given)
         for row in range(2):
-            noisy = damaged(FLAT, "noise", np.random.default_rng([seed, row]))
+            noisy = damage_output(FLAT, "noise", np.random.default_rng([seed, row]))
             assert isinstance(noisy, Image) and sum(torch.equal(noisy.pixels, one) for one in seen) == 1
 
 
 def test_a_clip_is_damaged_frame_by_frame_with_one_draw():
-    made = damaged(Video(torch.full((2, 3, 8, 8), 0.5), 1.0), "noise", np.random.default_rng(0))
+    made = damage_output(Video(torch.full((2, 3, 8, 8), 0.5), 1.0), "noise", np.random.default_rng(0))
     assert isinstance(made, Video) and torch.equal(made.frames[0], made.frames[1])
     assert not torch.equal(made.frames[0], torch.full((3, 8, 8), 0.5))
 

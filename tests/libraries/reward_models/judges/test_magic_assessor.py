@@ -12,7 +12,7 @@ from mmgrpo.rewards import scorer
 from mmgrpo.types import Image, Prompt, Text
 from reward_models.clip.artifact import magic_bench
 from reward_models.judges import question
-from reward_models.rules.artifact_labels import answered
+from reward_models.rules.artifact_labels import boxed_labels
 from tests.libraries.reward_models.judges.served import chat_server
 from tests.tiny import smolvlm as smolvlm_tiny
 
@@ -70,9 +70,9 @@ def test_labels_that_cannot_be_read_are_no_score_and_the_published_question_may_
 
 
 def test_labels_of_the_released_code_and_of_the_paper_are_the_same():
-    assert answered(HAND) == answered(HAND.replace('Deformity": {', 'Abnormality": {')) != None  # noqa: E711
+    assert boxed_labels(HAND) == boxed_labels(HAND.replace('Deformity": {', 'Abnormality": {')) != None  # noqa: E711
     both = HAND.replace('"Type of Deformity"', '"Type of Abnormality": {}, "Type of Deformity"')
-    assert answered(both) is None
+    assert boxed_labels(both) is None
 
 
 def test_thought_and_labels_are_compared_by_a_judge_where_there_are_labels():

@@ -10,10 +10,10 @@ from mmgrpo.rewards import scorer
 from mmgrpo.types import Prompt, Text
 from reward_models.judges import question, thoughts
 from reward_models.judges.thoughts import (
-    aligned,
     judge_own_errors,
     judge_phrases,
     judge_wrong_steps,
+    locate_phrases,
     numbers_after,
     own_error_remarks,
     phrase_remarks,
@@ -130,9 +130,9 @@ def test_phrases_of_a_critique_are_found_in_the_text(judged):
     """Text2Grad, arXiv:2505.22338: 1 in good and -1 in poor phrases, each at its first free place."""
     text = "The sky is blue. The  sky\nis blue, since it reflects the sea."
     phrases = [("the sky is blue", 1.0), ("The sky is blue", 1.0), ("reflects the sea", -1.0), ("of glass", -1.0)]
-    assert aligned(text, phrases) == [(0, 15, 1.0), (17, 33, 1.0), (44, 60, -1.0)]
-    assert aligned(text, [("of glass", -1.0)]) is None and aligned(text, []) == []
-    assert aligned(text, [("sky is", -1.0), ("The sky is blue", 1.0)]) == [(4, 10, -1.0), (17, 33, 1.0)]
+    assert locate_phrases(text, phrases) == [(0, 15, 1.0), (17, 33, 1.0), (44, 60, -1.0)]
+    assert locate_phrases(text, [("of glass", -1.0)]) is None and locate_phrases(text, []) == []
+    assert locate_phrases(text, [("sky is", -1.0), ("The sky is blue", 1.0)]) == [(4, 10, -1.0), (17, 33, 1.0)]
     answer = '{"good": ["The sky is blue"], "poor": ["it reflects the sea", "of glass"]}'
     judged(lambda text, draw: f"Well.\n{answer}")
     assert judge_phrases([PROMPT], [Text(text)], judge="") == [pytest.approx((15 - 19) / len(text))]

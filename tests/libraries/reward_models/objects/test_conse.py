@@ -78,9 +78,9 @@ def test_prompts_without_text_and_outputs_that_are_no_picture_are_errors(three_c
 def test_the_classifier_sees_the_centre_of_a_picture():
     pixels = torch.zeros(3, 256, 512)
     pixels[:, 16:240, 144:368] = 1  # 224 of 256 pixels, in the middle
-    seen = efficientnet.prepared(Image(pixels))
+    seen = efficientnet.preprocess(Image(pixels))
     assert seen.shape == (3, 224, 224) and bool((seen == 1).all())  # (255 - 127) / 128
-    assert efficientnet.prepared(Image(torch.rand(3, 1, 1))).shape == (3, 224, 224)
+    assert efficientnet.preprocess(Image(torch.rand(3, 1, 1))).shape == (3, 224, 224)
 
 
 def test_an_odd_padding_is_at_the_right_and_the_bottom():

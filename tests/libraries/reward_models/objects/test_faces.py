@@ -9,7 +9,7 @@ import torch
 
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Image, Media, Prompt, Turn
-from reward_models.objects.faces import face_identity, kept
+from reward_models.objects.faces import face_identity, identity_kept
 
 HERE = "tests.libraries.reward_models.objects.test_faces"
 
@@ -34,12 +34,12 @@ def edit(source: Image) -> Prompt:
 def test_cosines_of_faces_are_paired_once_and_a_lost_face_counts_nothing():
     x, y = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 1.0])
     between = torch.tensor([0.6, 0.8])
-    assert kept(torch.stack([x, y]), torch.stack([y, x])) == pytest.approx(1)
-    assert kept(torch.stack([x, y]), torch.stack([between])) == pytest.approx(0.4)  # (.8 + 0) / 2
+    assert identity_kept(torch.stack([x, y]), torch.stack([y, x])) == pytest.approx(1)
+    assert identity_kept(torch.stack([x, y]), torch.stack([between])) == pytest.approx(0.4)  # (.8 + 0) / 2
     # .8 of y is paired first, then x has what is left, which is x itself with 1.
-    assert kept(torch.stack([x, y]), torch.stack([between, x])) == pytest.approx(0.9)
-    assert kept(x[None], torch.zeros(0, 2)) == 0
-    assert math.isnan(kept(torch.zeros(0, 2), x[None]))
+    assert identity_kept(torch.stack([x, y]), torch.stack([between, x])) == pytest.approx(0.9)
+    assert identity_kept(x[None], torch.zeros(0, 2)) == 0
+    assert math.isnan(identity_kept(torch.zeros(0, 2), x[None]))
 
 
 def test_the_source_itself_has_one_and_another_source_another_score():

@@ -13,7 +13,7 @@ from mmgrpo.rewards import scorer
 from mmgrpo.toy import scenes
 from mmgrpo.types import Image, Prompt, Text
 from reward_models.objects import geneval as module
-from reward_models.objects.geneval import Detected, correct, geneval, geneval_lite, graded, objects, relations
+from reward_models.objects.geneval import Detected, correct, geneval, geneval_lite, graded_score, objects, relations
 from reward_models.objects.scenes import detect
 from reward_models.rules.scenes import scene_all
 from tests import ROOT
@@ -34,7 +34,7 @@ def modes(include, found, exclude=()) -> tuple[float, float, float]:
     return (
         correct(include, exclude, named),
         correct(include, exclude, named, exact=True),
-        graded(include, exclude, named),
+        graded_score(include, exclude, named),
     )
 
 

@@ -13,7 +13,7 @@ import torch
 
 from mmgrpo.types import Image, Prompt, Text
 from reward_models.quality import nsfw as module
-from reward_models.quality.nsfw import nsfw, prepared
+from reward_models.quality.nsfw import nsfw, preprocess
 from tests.libraries.reward_models.photographs import clock, fetched, image, portrait, texture
 
 PROMPT = Prompt("anything", "0")
@@ -23,7 +23,7 @@ def test_the_network_sees_blue_green_red_less_their_means_of_the_centre():
     pixels = torch.zeros(3, 256, 256)
     pixels[0], pixels[1], pixels[2] = 200 / 255, 100 / 255, 50 / 255
     pixels[:, :, :14] = 0  # beyond the crop, and beyond the blocks of JPEG at its edge
-    seen = prepared(Image(pixels))
+    seen = preprocess(Image(pixels))
     assert seen.shape == (224, 224, 3) and seen.dtype == np.float32
     # blocks of chroma are 16 pixels wide, so the first of them is mixed; JPEG is exact to a few levels
     assert np.abs(seen[:, 16:] - (50 - 104, 100 - 117, 200 - 123)).max() <= 3

@@ -10,7 +10,7 @@ import pytest
 
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Prompt, Text
-from reward_models.rules.criteria import MAX_BOXES, assignment, graded, matched, precision, recall
+from reward_models.rules.criteria import MAX_BOXES, assignment, matched_overlaps, precision, recall, threshold
 from reward_models.rules.detection import Instance
 
 CAT, DOG = {"bbox_2d": [0, 0, 100, 100], "label": "cat"}, {"bbox_2d": [200, 0, 300, 100], "label": "dog"}
@@ -24,7 +24,7 @@ def values(reward: str, answer, gold=(CAT, DOG)) -> float:
 
 
 def test_values_are_graded_between_two_thresholds():
-    assert [graded(x, 0.5, 0.75) for x in (0.49, 0.5, 0.6, 0.75, 0.76)] == [0, 0.5, 0.6, 0.75, 1]
+    assert [threshold(x, 0.5, 0.75) for x in (0.49, 0.5, 0.6, 0.75, 0.76)] == [0, 0.5, 0.6, 0.75, 1]
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 5), (5, 2), (4, 4), (5, 6)])
@@ -45,19 +45,19 @@ def test_the_assignment_is_the_cheapest_of_all(shape):
 def test_boxes_are_matched_by_place_and_then_by_label():
     box = (0.0, 0.0, 10.0, 10.0)
     two = [Instance(box, "cat"), Instance((50.0, 0.0, 60.0, 10.0), "dog")]
-    assert matched(two[::-1], two) == [1, 1]
+    assert matched_overlaps(two[::-1], two) == [1, 1]
     # the dog is a fifth of a pixel higher; a dog in the place of the cat is matched with it (-1 - 10 / 10.2 + 0.2 < -1)
     near = [Instance(box, "cat"), Instance((0.0, 0.0, 10.0, 10.2), "dog")]
-    assert matched([Instance(box, "Dog ")], near) == [pytest.approx(10 / 10.2)]
-    assert matched([Instance(box, "bird")], near) == [1]
-    assert matched([Instance((0.0, 0.0, 5.0, 10.0), "x")], two) == [0.5]
+    assert matched_overlaps([Instance(box, "Dog ")], near) == [pytest.approx(10 / 10.2)]
+    assert matched_overlaps([Instance(box, "bird")], near) == [1]
+    assert matched_overlaps([Instance((0.0, 0.0, 5.0, 10.0), "x")], two) == [0.5]
     # two pixels away the label does not make up for the place: 2 - 1 - 10 / 12 > -1
     far = [Instance(box, "cat"), Instance((0.0, 0.0, 10.0, 12.0), "dog")]
-    assert matched([Instance(box, "dog")], far) == [1]
+    assert matched_overlaps([Instance(box, "dog")], far) == [1]
     # both are two pixels off, of which the wider one covers more: 100 / 120 > 90 / 110
     off = [Instance((1.0, 0.0, 11.0, 10.0), "a"), Instance((0.0, 0.0, 12.0, 10.0), "a")]
-    assert matched([Instance(box, "b")], off) == [pytest.approx(100 / 120)]
-    assert matched([Instance((50.0, 0.0, 60.0, 12.0), "x")], two) == [pytest.approx(100 / 120)]
+    assert matched_overlaps([Instance(box, "b")], off) == [pytest.approx(100 / 120)]
+    assert matched_overlaps([Instance((50.0, 0.0, 60.0, 12.0), "x")], two) == [pytest.approx(100 / 120)]
 
 
 def test_precision_is_the_quality_of_what_was_matched_and_recall_the_share_of_what_was_found():

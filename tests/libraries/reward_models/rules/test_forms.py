@@ -173,7 +173,7 @@ def test_calls_are_assigned_to_give_the_most():
     found = calls(("a", {"p": 1, "q": 3}), ("a", {"p": 9, "q": 2}))
     assert tool_calls.tool_match([Prompt("", answer=gold)], [found]) == [pytest.approx(6 * 6 / 7 - 3)]
     wide = [[float(i == j) for j in range(9)] for i in range(9)]
-    assert tool_calls.assigned(wide) == 9.0
+    assert tool_calls.best_assignment(wide) == 9.0
 
 
 def test_without_gold_calls_nothing_is_compared_and_a_response_is_the_form():

@@ -9,7 +9,7 @@ import pytest
 
 from mmgrpo.types import Prompt, Text
 from reward_models.rules import latex_drawing
-from reward_models.rules.cw_ssim import _windows, cw_ssim, fitted
+from reward_models.rules.cw_ssim import _windows, cw_ssim, resize_both
 from reward_models.rules.latex_drawing import _columns, draw, label, labels_of
 from reward_models.rules.latex_tables import _argument, _optional, read_latex_table
 from reward_models.rules.tasks import TASKS
@@ -228,9 +228,9 @@ def test_windows_are_sums():
 
 def test_pictures_are_scaled_to_the_reference_and_to_512_pixels():
     ramp = np.linspace(0, 1, 40)[None].repeat(10, 0)
-    same, other = fitted(ramp, ramp)
+    same, other = resize_both(ramp, ramp)
     assert same is ramp and other is ramp
-    assert fitted(ramp, np.ones((512, 1)))[0].shape == (512, 1)
-    assert [one.shape for one in fitted(ramp, np.ones((1024, 700)))] == [(512, 350)] * 2
-    assert fitted(ramp, np.ones((2048, 1)))[1].shape == (512, 1)
-    np.testing.assert_allclose(fitted(ramp, np.ones((5, 20)))[0][0], np.linspace(0, 1, 20), atol=0.03)
+    assert resize_both(ramp, np.ones((512, 1)))[0].shape == (512, 1)
+    assert [one.shape for one in resize_both(ramp, np.ones((1024, 700)))] == [(512, 350)] * 2
+    assert resize_both(ramp, np.ones((2048, 1)))[1].shape == (512, 1)
+    np.testing.assert_allclose(resize_both(ramp, np.ones((5, 20)))[0][0], np.linspace(0, 1, 20), atol=0.03)

@@ -15,7 +15,7 @@ from mmgrpo.scoring.manifest import Manifest, obstacle
 from mmgrpo.types import Prompt, Text
 from reward_models import REWARDS
 from reward_models.judges.verdicts import flex_verdict, json_object, number_after, verdict
-from reward_models.rules.artifact_labels import answered
+from reward_models.rules.artifact_labels import boxed_labels
 from reward_models.rules.mathematics import _outside
 from reward_models.rules.parsing import PLACES, literal, words
 from reward_models.rules.tags import STYLES
@@ -61,7 +61,10 @@ SPECS = [f"{name}{NEEDED.get(name, '')}" for name in REWARDS if of_texts(name) a
 SPECS += [f"format(style='{style}')" for style in STYLES]
 READERS: dict[str, Callable[[str], object]] = {
     "score": functools.partial(number_after, label="Score", low=1, high=5),
-    **{one.__name__: one for one in (verdict, flex_verdict, json_object, calls_of, answered, _outside, literal, words)},
+    **{
+        one.__name__: one
+        for one in (verdict, flex_verdict, json_object, calls_of, boxed_labels, _outside, literal, words)
+    },
     **PLACES,
     **{name: normalizer(name) for name in NORMALIZERS if name != "chinese"},
 }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mmgrpo.types import Prompt, Text
-from reward_models.rules.retrieval import recalled, routed_step
+from reward_models.rules.retrieval import recall, routed_step
 
 HERE = "tests.libraries.reward_models.rules.test_retrieval"
 
@@ -43,8 +43,8 @@ def test_a_step_is_half_its_question_and_half_its_retriever(question, retrievers
 
 
 def test_an_answer_is_worth_what_it_recalls_and_a_short_one_all_or_nothing():
-    assert recalled("It was Gustave Eiffel.", "gustave eiffel") == 1 and recalled("Gustave", "Gustave Eiffel") == 0
-    assert recalled("a b c", "a b c d e f") == 0.5 and recalled("a a a a a a", "a b c d e f") == pytest.approx(1 / 6)
+    assert recall("It was Gustave Eiffel.", "gustave eiffel") == 1 and recall("Gustave", "Gustave Eiffel") == 0
+    assert recall("a b c", "a b c d e f") == 0.5 and recall("a a a a a a", "a b c d e f") == pytest.approx(1 / 6)
     rows = [Prompt("q", "1", answer="Paris"), STEP]
     texts = [Text("<think>Rome</think><answer>Paris</answer>"), Text("<ret>Table Retriever</ret>")]
     assert routed_step(rows, texts, f"{HERE}:letters") == [1.0, 0.5]

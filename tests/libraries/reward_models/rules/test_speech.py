@@ -11,7 +11,7 @@ from mmgrpo.rewards import scorer
 from mmgrpo.types import Image, Prompt, Text
 from reward_models import REWARDS
 from reward_models.rules import speech, transcripts, translation
-from reward_models.rules.transcripts import aligned, corpus_cer, corpus_wer, error_rate, normalizer
+from reward_models.rules.transcripts import align, corpus_cer, corpus_wer, error_rate, normalizer
 
 pytest.importorskip("rapidfuzz")
 pytest.importorskip("whisper_normalizer")
@@ -103,16 +103,16 @@ def test_a_corpus_without_words_or_with_a_missing_hypothesis_is_refused():
 
 
 def test_words_are_aligned_with_the_fewest_errors():
-    assert aligned("the cat sat", "a cat sat down", "raw") == [
+    assert align("the cat sat", "a cat sat down", "raw") == [
         ("replace", "the", "a"),
         ("equal", "cat", "cat"),
         ("equal", "sat", "sat"),
         ("insert", "", "down"),
     ]
-    assert aligned("Colour it!", "color", "english") == [("equal", "color", "color"), ("delete", "it", "")]
-    assert aligned("", "") == []
+    assert align("Colour it!", "color", "english") == [("equal", "color", "color"), ("delete", "it", "")]
+    assert align("", "") == []
     for reference, hypothesis in PAIRS:
-        table = aligned(reference, hypothesis, "raw")
+        table = align(reference, hypothesis, "raw")
         errors = sum(pair.kind != "equal" for pair in table)
         assert errors == transcripts.word_errors(reference.split(), hypothesis.split())
         assert " ".join(pair.reference for pair in table if pair.reference) == reference

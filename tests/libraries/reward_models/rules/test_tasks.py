@@ -17,7 +17,7 @@ from mmgrpo.types import Image, Prompt, Text
 from reward_models import REWARDS
 from reward_models.rules import single
 from reward_models.rules.tasks import MAXIMA, TASKS, one_task, reads_places, states_answers
-from reward_models.rules.written import written
+from reward_models.rules.written import answer_forms
 
 for package in ("math_verify", "pycocotools", "apted", "rapidfuzz"):
     pytest.importorskip(package)
@@ -238,7 +238,7 @@ def test_gold_answers_state_right_ones_or_tests_of_them():
 def test_a_gold_answer_is_written_as_its_task_reads_it(name, coordinates):
     shown = Text("", seen=((100, 100),))
     prompt = row(name, coordinates=coordinates, size=[100, 50])  # seen at another ratio
-    values = [TASKS[name](text, prompt, replace(shown, text=text)) for text in written(prompt, shown)]
+    values = [TASKS[name](text, prompt, replace(shown, text=text)) for text in answer_forms(prompt, shown)]
     assert max(values) == pytest.approx(MAXIMA.get(name, 1.0))
 
 
@@ -253,7 +253,7 @@ def test_a_gold_answer_is_written_as_its_task_reads_it(name, coordinates):
     ],
 )
 def test_the_forms_of_a_gold_answer(answer, meta, form):
-    forms = written(Prompt("q", answer=answer, meta=meta), Text(""))
+    forms = answer_forms(Prompt("q", answer=answer, meta=meta), Text(""))
     assert form in forms and all("####" not in one for one in forms)
     assert ("B" in forms) == (form == "B")
 

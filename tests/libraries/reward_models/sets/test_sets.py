@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from mmgrpo.rewards import scorer
 from mmgrpo.types import Image, Prompt, Text, Video
 from reward_models.sets import rewards
-from reward_models.sets.embeddings import embedded, layout
+from reward_models.sets.embeddings import embeddings_of, layout
 
 NUMBERS = "tests.libraries.reward_models.sets.test_sets:numbers"
 NAN = math.nan
@@ -164,9 +164,11 @@ def placed(outputs, device):
 
 
 def test_an_embedding_that_takes_a_device_is_given_it():
-    rows = embedded(texts("1", "2"), "tests.libraries.reward_models.sets.test_sets:placed", "cuda:7", "vendi")
+    rows = embeddings_of(texts("1", "2"), "tests.libraries.reward_models.sets.test_sets:placed", "cuda:7", "vendi")
     assert rows.tolist() == [[6.0, 6.0]] * 2 and rows.dtype == torch.float64
-    own = embedded(texts("1"), "tests.libraries.reward_models.sets.test_sets:placed(device='cpu')", "cuda:7", "vendi")
+    own = embeddings_of(
+        texts("1"), "tests.libraries.reward_models.sets.test_sets:placed(device='cpu')", "cuda:7", "vendi"
+    )
     assert own.tolist() == [[3.0, 3.0]]
 
 

@@ -290,7 +290,7 @@ def test_adapters_count_alpha_over_their_rank_or_its_root(tmp_path, settings, we
 def test_adapters_of_a_matrix_that_there_is_not_are_named(tmp_path):
     plain = {"b.lora_A.weight": torch.ones(1, 1), "b.lora_B.weight": torch.ones(1, 1)}
     with pytest.raises(ValueError, match="unexpected.*b.lora_A.weight.*b.weight"):
-        reward.merged(plain, 1.0, tmp_path)
+        reward.merge_adapters(plain, 1.0, tmp_path)
 
 
 @pytest.mark.parametrize(
