@@ -456,7 +456,7 @@ def gold_problem(
     """Why the reference answer of a row would not be rewarded, if it would not.
 
     Every form in which a completion may give it (``answer_forms``) is scored in tags and as it stands, and so is an
-    empty one; where that is not enough, in the other forms too. What places are compared with is the size of the medium.
+    empty one; where that is not enough, in the other forms too. Places are compared with the size of the medium.
     """
     from mmgrpo.data.media import Skipped
     from mmgrpo.rewards import scorer
