@@ -49,6 +49,22 @@ def module(name: str) -> ModuleType:
     return importlib.import_module(family(name).module)
 
 
+def rescored(policy: Any, rollout: Any, name: str = "log_probs", limit: int = 1000) -> torch.Tensor:
+    """A score of all decisions [B, T], computed in parts of ``limit`` decisions, and 0 where there is none."""
+    dense = torch.zeros_like(rollout.decisions.log_probs)
+    with torch.no_grad():
+        for part in rollout.steps.split(rollout.decisions.loss_mask, limit):
+            dense[part.rows, part.positions] = policy.score(rollout, part, frozenset({name}))[name]
+    return dense
+
+
+def check_scores(policy: Any, rollout: Any, limit: int) -> None:
+    """Decisions scored in parts of ``limit`` have the log-probs with which they were sampled."""
+    mask, sampled = rollout.decisions.loss_mask, rollout.decisions.log_probs
+    assert mask.any()
+    torch.testing.assert_close(rescored(policy, rollout, limit=limit)[mask], sampled[mask], rtol=0, atol=2e-5)
+
+
 def load(family: ModuleType, folder: str | Path, training: Training = PLAIN, /, **settings: Any) -> Any:
     """A family's model; settings are those of ``Training`` and the family's options, and ``keep_reference``."""
     keep = settings.pop("keep_reference", False)

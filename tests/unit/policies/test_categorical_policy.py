@@ -9,7 +9,7 @@ import torch
 
 from mmgrpo.policies.categorical import CategoricalModel, CategoricalPolicy, Choices
 from mmgrpo.types import Policy, Prompt, Request
-from tests.building import algorithm_blocks, killed_and_whole, trainer
+from tests.building import algorithm_blocks, killed_and_whole, rescored, trainer
 from tests.speaking import TableModel, near_answer, table_prompts
 
 PROMPTS = table_prompts(3)
@@ -21,13 +21,6 @@ def policy(classes: int = 7, prompts: int = 3, **settings) -> CategoricalPolicy:
 
 def rollout(made: CategoricalPolicy, group_size: int = 8, seed: int = 3):
     return made.rollout(Request(PROMPTS, [0, 1, 2], group_size, seed))
-
-
-def rescored(made: CategoricalPolicy, rolled, name: str, limit: int = 1000) -> torch.Tensor:
-    dense = torch.zeros_like(rolled.decisions.log_probs)
-    for part in rolled.steps.split(rolled.decisions.loss_mask, limit):
-        dense[part.rows, part.positions] = made.score(rolled, part, frozenset({name}))[name].detach()
-    return dense
 
 
 def test_it_is_a_policy_and_its_table_a_family():

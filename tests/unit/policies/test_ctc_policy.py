@@ -18,7 +18,7 @@ from mmgrpo.types import Output, Policy, Prompt, Request, Rollout
 from mmgrpo.update import Batch, accumulate_gradients
 from pipelines.training import FrozenCopy
 from reward_models.rules.transcripts import word_errors
-from tests.building import algorithm_blocks, trainer
+from tests.building import algorithm_blocks, rescored, trainer
 from tests.unit.policies.test_alignments import every_transcript
 
 FRAMES, LETTERS = 5, "a-bc"  # the blank is label 1
@@ -59,13 +59,6 @@ def policy(seed: int = 0, spread: float = 1.0, **settings) -> CtcPolicy:
 
 def rollout(made: CtcPolicy, group_size: int = 8, seed: int = 3) -> Rollout:
     return made.rollout(Request(PROMPTS, range(3), group_size, seed))
-
-
-def rescored(made: CtcPolicy, rolled: Rollout, name: str = "log_probs", limit: int = 1000) -> Tensor:
-    dense = torch.zeros_like(rolled.decisions.log_probs)
-    for part in rolled.steps.split(rolled.decisions.loss_mask, limit):
-        dense[part.rows, part.positions] = made.score(rolled, part, frozenset({name}))[name].detach()
-    return dense
 
 
 def letters_wrong(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:

@@ -8,6 +8,7 @@ from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.runtime.finite import NotFinite, TooLarge
 from mmgrpo.types import Request, Rollout
+from tests.building import rescored
 from tests.toys import ToyModel, toy_policy, toy_prompts
 
 PLANS = {
@@ -28,13 +29,6 @@ KERNELS = ["flow_sde(a=0.7)", "dance(eta=0.3)", "cps(a=0.8)", "cps(a=0.8, scaled
 
 def rollout(policy: DenoisingPolicy, group_size: int = 4, prompts: int = 3, seed: int = 5) -> Rollout:
     return policy.rollout(Request(toy_prompts(prompts), list(range(prompts)), group_size, seed))
-
-
-def rescored(policy: DenoisingPolicy, made: Rollout, limit: int = 1000, name: str = "log_probs") -> torch.Tensor:
-    dense = torch.zeros_like(made.decisions.log_probs)
-    for part in made.steps.split(made.decisions.loss_mask, limit):
-        dense[part.rows, part.positions] = policy.score(made, part, frozenset({name}))[name].detach()
-    return dense
 
 
 def test_decisions_of_several_plans_are_numbered_apart():

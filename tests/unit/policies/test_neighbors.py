@@ -13,7 +13,7 @@ from mmgrpo.advantages.scale import power_norm
 from mmgrpo.policies.neighbors import NeighborPolicy, nearness
 from mmgrpo.types import Request
 from mmgrpo.update import LossRecipe
-from tests.building import near_one, recipe, trainer
+from tests.building import near_one, recipe, rescored, trainer
 from tests.toys import ToyModel, toy_prompts
 
 REQUEST = Request(toy_prompts(2), [0, 1], 4, seed=5)
@@ -24,13 +24,6 @@ def made(**options: Any) -> NeighborPolicy:
     model: Any = ToyModel()
     given = {"steps": 5, "draws": 2, "anchors": 3, "spread": 0.3, "temperature": 1.0} | options
     return NeighborPolicy(model, evaluation_steps=5, forward_batch_size=99, **given)
-
-
-def scored(policy: NeighborPolicy, rollout: Any, limit: int = 99, name: str = "log_probs") -> torch.Tensor:
-    dense = torch.zeros_like(rollout.decisions.log_probs)
-    for part in rollout.steps.split(rollout.decisions.loss_mask, limit):
-        dense[part.rows, part.positions] = policy.score(rollout, part, frozenset({name}))[name].detach()
-    return dense
 
 
 def test_the_softmax_of_distances_has_the_numbers_and_the_gradient_of_the_paper():
@@ -73,9 +66,9 @@ def test_the_ratio_is_one_and_parts_share_the_evaluation_of_an_anchor():
     policy = made()
     rollout = policy.rollout(REQUEST)
     assert rollout.decisions.log_probs.shape == (8, 2 * 3) and rollout.evaluations == 8 * 5
-    torch.testing.assert_close(scored(policy, rollout), rollout.decisions.log_probs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(rescored(policy, rollout), rollout.decisions.log_probs, rtol=0, atol=1e-5)
     before = policy.model.forwards  # type: ignore[attr-defined]
-    torch.testing.assert_close(scored(policy, rollout, 4), rollout.decisions.log_probs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(rescored(policy, rollout, limit=4), rollout.decisions.log_probs, rtol=0, atol=1e-5)
     assert policy.model.forwards - before == 2 * 2 * 3  # type: ignore[attr-defined]  # groups, steps, anchors
     probabilities = rollout.decisions.log_probs.exp().view(2, 4, 6).sum(1)
     torch.testing.assert_close(probabilities, torch.ones(2, 6))
@@ -90,8 +83,8 @@ def test_scores_are_those_of_a_loop_after_the_weights_have_moved():
     with torch.no_grad():
         for parameter in policy.network.parameters():
             parameter += 0.05
-    found = scored(policy, rollout)
-    reference = scored(policy, rollout, name="reference.log_probs")
+    found = rescored(policy, rollout)
+    reference = rescored(policy, rollout, name="reference.log_probs")
     torch.testing.assert_close(reference, rollout.decisions.log_probs, rtol=0, atol=1e-5)
     for row, column in ((0, 0), (3, 4), (6, 5)):
         group = row // 4

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mmgrpo.family import families
-from mmgrpo.types import Prompt
+from mmgrpo.types import Prompt, Video
 from pipelines.visual import sd3
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.library import released
@@ -21,6 +21,7 @@ __all__ = [
     "STEPS",
     "at",
     "check_adapters",
+    "check_sample",
     "draw",
     "drawn_by_diffusers",
     "noise",
@@ -103,6 +104,26 @@ def shake(network, scale: float = 0.2) -> None:
     for name, parameter in network.named_parameters():
         if ".lora_" in name:
             parameter.data = scale * torch.randn(parameter.shape, generator=generator)
+
+
+def check_sample(
+    model: Any,
+    theirs: Callable[[torch.Tensor, str], torch.Tensor],
+    shaped: Callable[[torch.Tensor], torch.Tensor] = lambda latents: latents,
+    prompts: Sequence[Prompt] = PROMPTS,
+    close: float = 1e-5,
+    decoded: float = 1e-5,
+) -> None:
+    """Of one noise the library makes our latents and our pictures or clips: ``theirs``, of the noise and the kind of
+    output, which has latents in its own shape."""
+    start = noise(model)
+    end = draw(model, model.network, start, prompts)
+    torch.testing.assert_close(shaped(end), theirs(start, "latent"), atol=close, rtol=0)
+    outputs = model.decode(end)
+    pixels = torch.stack([one.frames if isinstance(one, Video) else one.pixels for one in outputs])
+    torch.testing.assert_close(pixels, theirs(start, "pt"), atol=decoded, rtol=0)
+    assert pixels.std() > 0.01  # a blank picture would agree too
+    assert all(one.fps == model.fps for one in outputs if isinstance(one, Video))
 
 
 def check_adapters(

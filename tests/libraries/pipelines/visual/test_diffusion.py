@@ -13,6 +13,7 @@ from mmgrpo.diffusion.kernels import ddim
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt, Request
 from pipelines.visual import sdxl
+from tests.building import check_scores
 from tests.libraries.pipelines.visual.denoising import KINDS, PROMPTS, draw, ours, pipe, predicted, theirs
 from tests.libraries.pipelines.visual.drawing import noise, shake
 from tests.tiny import maker, tiny_checkpoint
@@ -139,8 +140,6 @@ def test_every_plan_runs_and_keeps_its_latents_as_they_were_scored(folder, famil
     policy = policy_of(ours(family, folder(family)), plan)
     rollout = policy.rollout(Request(PROMPTS[:1], [0], 4, seed=0))
     assert rollout.outputs[0].pixels.shape == (3, 16, 24)
-    for part in rollout.steps.split(rollout.decisions.loss_mask, 3):
-        assert rollout.steps.walks[part.walk].states.dtype == torch.float32
-        scored = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
-        torch.testing.assert_close(scored, rollout.decisions.log_probs[part.rows, part.positions], rtol=0, atol=2e-5)
+    assert all(walk.states.dtype == torch.float32 for walk in rollout.steps.walks)
+    check_scores(policy, rollout, 3)
     assert not rollout.decisions.loss_mask[:, -1].any()  # the last step has almost no noise

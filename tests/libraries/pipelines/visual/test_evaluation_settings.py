@@ -17,7 +17,7 @@ from mmgrpo.family import families, family
 from mmgrpo.inputs import RunInputs
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.types import Request, Video
-from tests.building import load, module
+from tests.building import load, module, rescored
 from tests.libraries.families.examples import EXAMPLES
 from tests.tiny import maker, tiny_checkpoint
 
@@ -149,14 +149,6 @@ def test_a_model_of_one_size_refuses_another(tiny):
 # ---- rollouts with another guidance
 
 
-def scored(policy: Any, rollout: Any) -> torch.Tensor:
-    dense = torch.zeros_like(rollout.decisions.log_probs)
-    with torch.no_grad():
-        for part in rollout.steps.split(rollout.decisions.loss_mask, 3):
-            dense[part.rows, part.positions] = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
-    return dense
-
-
 @pytest.mark.parametrize("plan", ["every_step", "one_step_branch", "random_window(size=1)"])
 @pytest.mark.parametrize(("own", "drawn"), [(1.0, 4.0), (4.0, 1.0), (2.0, 4.0)])
 def test_rollouts_are_drawn_with_their_guidance_and_scored_with_the_policys(own, drawn, plan, tiny):
@@ -167,7 +159,7 @@ def test_rollouts_are_drawn_with_their_guidance_and_scored_with_the_policys(own,
     rollout, other = mixed.rollout(wanted), guided.rollout(wanted)
     mask = rollout.decisions.loss_mask
     assert torch.equal(pixels(rollout.outputs), pixels(other.outputs))
-    torch.testing.assert_close(scored(mixed, rollout)[mask], rollout.decisions.log_probs[mask], atol=2e-5, rtol=0)
+    torch.testing.assert_close(rescored(mixed, rollout)[mask], rollout.decisions.log_probs[mask], atol=2e-5, rtol=0)
     assert torch.equal(rollout.decisions.fields["sampler_log_probs"], other.decisions.log_probs)
     assert (rollout.decisions.log_probs - other.decisions.log_probs)[mask].abs().max() > 1e-4
     assert "sampler_log_probs" in mixed.fields and "sampler_log_probs" not in guided.fields
@@ -194,5 +186,5 @@ def test_matching_errors_are_the_policys_own_on_samples_of_another_guidance(tiny
     assert isinstance(mixed, FlowMatchingPolicy)
     rollout, other = mixed.rollout(request("sd3")), guided.rollout(request("sd3"))
     assert torch.equal(pixels(rollout.outputs), pixels(other.outputs))
-    torch.testing.assert_close(scored(mixed, rollout), rollout.decisions.log_probs, atol=2e-5, rtol=0)
+    torch.testing.assert_close(rescored(mixed, rollout), rollout.decisions.log_probs, atol=2e-5, rtol=0)
     assert (rollout.decisions.log_probs - other.decisions.log_probs).abs().max() > 1e-4

@@ -11,7 +11,7 @@ import torch
 from pipelines.visual import flux
 from pipelines.visual.flow import FlowModel
 from tests.building import load
-from tests.libraries.pipelines.visual.drawing import check_adapters, draw, drawn_by_diffusers, noise
+from tests.libraries.pipelines.visual.drawing import check_adapters, check_sample, draw, drawn_by_diffusers, noise
 from tests.tiny import tiny_checkpoint
 
 
@@ -38,13 +38,7 @@ def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float
 @pytest.mark.parametrize(("guidance", "true_cfg_scale"), [(3.5, 1.0), (1.0, 1.0), (3.5, 2.5)])
 def test_a_sample_equals_the_pipeline_of_diffusers(dev, guidance, true_cfg_scale):
     model = ours(dev, guidance=guidance, true_cfg_scale=true_cfg_scale)
-    start = noise(model)
-    end = draw(model, model.network, start)
-    latents = theirs(dev, start, guidance, true_cfg_scale, "latent")
-    torch.testing.assert_close(flux.pack(end), latents, atol=1e-5, rtol=0)
-    pictures = torch.stack([image.pixels for image in model.decode(end)])
-    torch.testing.assert_close(pictures, theirs(dev, start, guidance, true_cfg_scale, "pt"), atol=1e-5, rtol=0)
-    assert pictures.shape[1:] == (3, 16, 24) and pictures.std() > 0.01
+    check_sample(model, lambda x, output: theirs(dev, x, guidance, true_cfg_scale, output), flux.pack)
 
 
 def test_schnell_has_no_embedded_guidance_and_a_constant_shift(schnell):

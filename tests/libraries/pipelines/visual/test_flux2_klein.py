@@ -19,7 +19,7 @@ from tests.building import load, refuse_foreign
 from tests.libraries.families.examples import SEEN, shown
 from tests.libraries.families.examples import noise as drawn
 from tests.libraries.families.test_battery import config_of
-from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, shake
+from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, check_sample, draw, noise, shake
 from tests.tiny import maker, tiny_checkpoint
 
 SIDE = 64
@@ -80,15 +80,8 @@ def pil(pixels: torch.Tensor) -> Pil.Image:
 @pytest.mark.parametrize("guidance", [1.0, 4.0])
 def test_a_sample_equals_the_pipeline_of_diffusers(base, pipe, guidance):
     model = ours(base, guidance=guidance)
-    start = noise(model)
-    end = draw(model, model.network, start)
-    latents = theirs(pipe, start, PROMPTS, guidance_scale=guidance)
-    torch.testing.assert_close(denormalized(model, end), latents, atol=1e-5, rtol=0)
-    pictures = torch.stack([image.pixels for image in model.decode(end)])
-    expected = theirs(pipe, start, PROMPTS, "pt", guidance_scale=guidance)
-    torch.testing.assert_close(pictures, expected, atol=1e-5, rtol=0)
-    assert pictures.shape[1:] == (3, 16, 24) and pictures.std() > 0.01
-    assert model.evaluations_per_row == (1 if guidance == 1 else 2)
+    library = lambda x, output: theirs(pipe, x, PROMPTS, output, guidance_scale=guidance)  # noqa: E731
+    check_sample(model, library, lambda latents: denormalized(model, latents))
 
 
 @pytest.mark.parametrize("guidance", [1.0, 4.0])

@@ -15,7 +15,7 @@ from pipelines.visual import flux, flux_kontext
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.options import MemoryOptions
-from tests.building import load, refuse_foreign
+from tests.building import check_scores, load, refuse_foreign
 from tests.libraries.families.examples import SEEN, shown
 from tests.libraries.families.examples import noise as drawn
 from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, shake
@@ -184,10 +184,7 @@ def test_a_tree_over_edits_scores_as_it_sampled(folder):
         forward_batch_size=64,
     )
     rollout = policy.rollout(Request(PROMPTS, [0, 1, 2], 4, seed=0))
-    for part in rollout.steps.split(rollout.decisions.loss_mask, 3):
-        scored = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
-        sampled = rollout.decisions.log_probs[part.rows, part.positions]
-        torch.testing.assert_close(scored, sampled, rtol=0, atol=2e-5)
+    check_scores(policy, rollout, 3)
 
 
 def test_what_the_model_cannot_do_is_refused(folder):

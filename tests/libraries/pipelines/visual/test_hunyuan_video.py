@@ -12,7 +12,7 @@ from mmgrpo.types import Prompt
 from pipelines.visual import hunyuan_video
 from pipelines.visual.flow import FlowModel
 from tests.building import load
-from tests.libraries.pipelines.visual.drawing import check_adapters, draw, drawn_by_diffusers, noise
+from tests.libraries.pipelines.visual.drawing import check_adapters, check_sample, draw, drawn_by_diffusers, noise
 from tests.tiny import maker, tiny_checkpoint
 
 
@@ -35,14 +35,7 @@ def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float
 @pytest.mark.parametrize(("guidance", "true_cfg_scale"), [(6.0, 1.0), (1.0, 1.0), (6.0, 2.5)])
 def test_a_clip_equals_that_of_the_pipeline_of_diffusers(folder, guidance, true_cfg_scale):
     model = ours(folder, guidance=guidance, true_cfg_scale=true_cfg_scale)
-    start = noise(model)
-    end = draw(model, model.network, start)
-    latents = theirs(folder, start, guidance, true_cfg_scale, "latent")
-    torch.testing.assert_close(end, latents, atol=1e-5, rtol=0)
-    clips = model.decode(end)
-    frames = torch.stack([clip.frames for clip in clips])
-    torch.testing.assert_close(frames, theirs(folder, start, guidance, true_cfg_scale, "pt"), atol=1e-4, rtol=0)
-    assert frames.shape == (3, 5, 3, 16, 32) and frames.std() > 0.01 and clips[0].fps == 24.0
+    check_sample(model, lambda x, output: theirs(folder, x, guidance, true_cfg_scale, output), decoded=1e-4)
 
 
 def test_llama_reads_the_prompt_in_a_template_that_is_cut_off(folder):

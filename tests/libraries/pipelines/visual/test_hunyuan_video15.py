@@ -14,7 +14,7 @@ from mmgrpo.types import Prompt
 from pipelines.visual import hunyuan_video15
 from pipelines.visual.flow import FlowModel
 from tests.building import load
-from tests.libraries.pipelines.visual.drawing import check_adapters, draw, drawn_by_diffusers, noise
+from tests.libraries.pipelines.visual.drawing import check_adapters, check_sample, draw, drawn_by_diffusers, noise
 from tests.tiny import maker, tiny_checkpoint
 
 WORDS = [Prompt('a sign "No 7"'), Prompt("a blue square and a circle."), Prompt("a red circle")]
@@ -39,13 +39,7 @@ def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: st
 @pytest.mark.parametrize("guidance", [1.0, 6.0])
 def test_a_clip_equals_that_of_the_pipeline_of_diffusers(folder, guidance):
     model = ours(folder, guidance=guidance)
-    start = noise(model)
-    end = draw(model, model.network, start, WORDS)
-    torch.testing.assert_close(end, theirs(folder, start, guidance, "latent"), atol=1e-5, rtol=0)
-    clips = model.decode(end)
-    frames = torch.stack([clip.frames for clip in clips])
-    torch.testing.assert_close(frames, theirs(folder, start, guidance, "pt"), atol=1e-5, rtol=0)
-    assert frames.shape == (3, 5, 3, 16, 24) and frames.std() > 0.01 and clips[0].fps == 24.0
+    check_sample(model, lambda x, output: theirs(folder, x, guidance, output), prompts=WORDS)
 
 
 def test_a_clip_with_a_negative_prompt_equals_that_of_the_pipeline(folder):

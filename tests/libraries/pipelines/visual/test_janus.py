@@ -20,6 +20,7 @@ from pipelines.visual import janus
 from pipelines.visual.enlarger import Enlarger
 from pipelines.visual.janus import VQ, words_of
 from pipelines.visual.patches import PatchTokenizer
+from tests.building import rescored
 from tests.tiny import tiny_checkpoint
 from tests.tiny.janus import tiny
 
@@ -57,23 +58,15 @@ def drawn(policy: Any, count: int = 4) -> Rollout:
     return policy.rollout(Request(PROMPTS, range(len(PROMPTS)), count, seed=3))
 
 
-def scored(policy: Any, rollout: Rollout) -> Tensor:
-    found = torch.zeros_like(rollout.decisions.log_probs)
-    with torch.no_grad():
-        for part in rollout.steps.split(rollout.decisions.loss_mask, 5):
-            found[part.rows, part.positions] = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
-    return found
-
-
 def ratio_gap(policy: Any, rollout: Rollout) -> float:
-    return float((scored(policy, rollout) - rollout.decisions.log_probs).exp().sub(1).abs().max())
+    return float((rescored(policy, rollout) - rollout.decisions.log_probs).exp().sub(1).abs().max())
 
 
 @pytest.mark.parametrize("model", [{"guidance": 5.0}, {}, {"guidance": 2.0, "gradient_checkpointing": True}])
 def test_what_is_drawn_with_a_cache_is_what_one_pass_scores(model, folder):
     policy = shaken(policy_of(folder, **model))
     rollout = drawn(policy)
-    torch.testing.assert_close(scored(policy, rollout), rollout.decisions.log_probs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(rescored(policy, rollout), rollout.decisions.log_probs, rtol=0, atol=1e-5)
     [part] = rollout.steps.split(rollout.decisions.loss_mask, 100)
     again = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]  # whole rows under checkpointing
     expected = rollout.decisions.log_probs[part.rows, part.positions]
@@ -158,7 +151,7 @@ def test_a_saved_model_is_one_of_transformers_with_its_vq(folder, tmp_path):
     image = theirs.decode_image_tokens(codes).permute(0, 3, 1, 2)
     torch.testing.assert_close((image + 1) / 2, policy.model.pixels(codes), rtol=0, atol=1e-6)
     rollout = drawn(policy)
-    assert torch.equal(scored(policy_of(str(tmp_path / "saved")), rollout), scored(policy, rollout))
+    assert torch.equal(rescored(policy_of(str(tmp_path / "saved")), rollout), rescored(policy, rollout))
 
 
 def test_no_gradient_reaches_the_encoder_through_the_forward_pass_of_the_vq_model(folder):
@@ -271,4 +264,4 @@ def test_a_small_model_draws_with_patches_and_saves_them(folder, tmp_path, capfd
     again = policy_of(str(tmp_path / "saved"))
     codes = torch.arange(32).view(2, 16) % 24
     assert torch.equal(again.model.pixels(codes), policy.model.pixels(codes))
-    assert torch.equal(scored(again, rollout), scored(policy, rollout))
+    assert torch.equal(rescored(again, rollout), rescored(policy, rollout))

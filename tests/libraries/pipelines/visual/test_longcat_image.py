@@ -13,7 +13,7 @@ from mmgrpo.types import Prompt
 from pipelines.visual import flux, longcat_image
 from pipelines.visual.flow import FlowModel
 from tests.building import load
-from tests.libraries.pipelines.visual.drawing import check_adapters, draw, drawn_by_diffusers, noise
+from tests.libraries.pipelines.visual.drawing import check_adapters, check_sample, draw, drawn_by_diffusers, noise
 from tests.tiny import maker, tiny_checkpoint
 
 PROMPTS = [Prompt("a red circle"), Prompt('a sign that reads "image expert", don\'t crop'), Prompt("写着‘你好’的牌子")]
@@ -37,13 +37,7 @@ def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str = "latent
 @pytest.mark.parametrize("guidance", [1.0, 4.5])
 def test_a_sample_equals_the_pipeline_of_diffusers(folder, guidance):
     model = ours(folder, guidance=guidance)
-    start = noise(model)
-    end = draw(model, model.network, start, PROMPTS)
-    torch.testing.assert_close(flux.pack(end), theirs(folder, start, guidance), atol=1e-5, rtol=0)
-    pictures = torch.stack([image.pixels for image in model.decode(end)])
-    torch.testing.assert_close(pictures, theirs(folder, start, guidance, "pt"), atol=1e-5, rtol=0)
-    assert pictures.shape[1:] == (3, 16, 24) and pictures.std() > 0.01
-    assert model.evaluations_per_row == (1 if guidance == 1 else 2)
+    check_sample(model, lambda x, output: theirs(folder, x, guidance, output), flux.pack, PROMPTS)
 
 
 def test_the_least_factor_and_the_negative_prompt_are_those_of_the_pipeline(folder):

@@ -13,7 +13,7 @@ from mmgrpo.types import Prompt, Request
 from pipelines.visual import ltx_i2v
 from pipelines.visual.conditioning_image import first_frame as framed
 from pipelines.visual.flow import FlowModel
-from tests.building import load
+from tests.building import check_scores, load
 from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, released, shake
 from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, UNJUDGED, WORDS, clips_of
 from tests.tiny import maker, tiny_checkpoint
@@ -109,10 +109,7 @@ def test_no_noise_touches_the_first_frame_in_any_plan(folder, plan):
     )
     prompts = PICTURED[:1] + PICTURED[2:]
     rollout = policy.rollout(Request(prompts, [0, 1], 4, seed=0))
-    for part in rollout.steps.split(rollout.decisions.loss_mask, 7):
-        scored = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
-        sampled = rollout.decisions.log_probs[part.rows, part.positions]
-        torch.testing.assert_close(scored, sampled, rtol=0, atol=2e-5)
+    check_scores(policy, rollout, 7)
     policy.sample(Request(prompts, [0, 1], 2, seed=1))
     first = model.encode(prompts).tensors[2]  # [prompts, channels, 1, h, w]
     given = [first_frame(one) for one in first]

@@ -18,7 +18,7 @@ from mmgrpo.types import Prompt, Request
 from pipelines.conditions import SUFFIX
 from pipelines.visual import flux, sana, sana_video, sd3
 from pipelines.visual.options import FlowOptions
-from tests.building import load, module
+from tests.building import check_scores, load, module
 from tests.tiny import maker, tiny_checkpoint
 
 WORDS = ["a red circle", "a blue square and a circle.", "a red circle"]
@@ -209,10 +209,7 @@ def test_the_ratio_is_one_with_negative_prompts_of_run_and_rows(folders):
     prompts = [PROMPTS[0], Prompt("a blue square", "1")]
     policy = family("sd3").policy(config, "cpu", prompts)
     rollout = policy.rollout(Request(prompts, range(2), 2, seed=3))
-    for part in rollout.steps.split(rollout.decisions.loss_mask, 3):
-        scored = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
-        old = rollout.decisions.log_probs[part.rows, part.positions]
-        torch.testing.assert_close(scored, old, atol=2e-5, rtol=0)
+    check_scores(policy, rollout, 3)
 
 
 def test_a_negative_prompt_of_the_run_that_is_too_long_is_named_by_its_setting(folders):

@@ -14,6 +14,7 @@ from tests.building import load
 from tests.libraries.pipelines.visual.drawing import (
     PROMPTS,
     check_adapters,
+    check_sample,
     draw,
     drawn_by_diffusers,
     noise,
@@ -39,13 +40,7 @@ def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: st
 @pytest.mark.parametrize("guidance", [1.0, 4.0])
 def test_a_sample_equals_the_pipeline_of_diffusers(folder, guidance):
     model = ours(folder, guidance=guidance)
-    start = noise(model)
-    end = draw(model, model.network, start)
-    torch.testing.assert_close(flux.pack(end), theirs(folder, start, guidance, "latent"), atol=1e-5, rtol=0)
-    pictures = torch.stack([image.pixels for image in model.decode(end)])
-    torch.testing.assert_close(pictures, theirs(folder, start, guidance, "pt"), atol=1e-5, rtol=0)
-    assert pictures.shape[1:] == (3, 16, 24) and pictures.std() > 0.01
-    assert model.evaluations_per_row == (1 if guidance == 1 else 2)
+    check_sample(model, lambda x, output: theirs(folder, x, guidance, output), flux.pack)
 
 
 def test_guidance_turns_each_token_and_keeps_its_norm(folder):

@@ -16,6 +16,7 @@ from tests.building import load
 from tests.libraries.pipelines.visual.drawing import (
     PROMPTS,
     check_adapters,
+    check_sample,
     draw,
     drawn_by_diffusers,
     noise,
@@ -52,14 +53,7 @@ def flat(latents: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("guidance", [1.0, 4.0])
 def test_a_sample_equals_the_pipeline_of_diffusers(folder, guidance):
-    model = ours(folder, guidance=guidance)
-    start = noise(model)
-    end = draw(model, model.network, start)
-    torch.testing.assert_close(flat(end), theirs(folder, start, guidance, "latent"), atol=1e-5, rtol=0)
-    pictures = torch.stack([image.pixels for image in model.decode(end)])
-    torch.testing.assert_close(pictures, theirs(folder, start, guidance, "pt"), atol=1e-5, rtol=0)
-    assert pictures.shape[1:] == (3, 64, 96) and pictures.std() > 0.01
-    assert model.evaluations_per_row == (1 if guidance == 1 else 2)
+    check_sample(ours(folder, guidance=guidance), lambda x, output: theirs(folder, x, guidance, output), flat)
 
 
 def test_levels_are_those_of_the_pipeline_and_those_that_the_checkpoint_states(folder, stated):

@@ -17,8 +17,8 @@ from pipelines.visual import flux, qwen_image_edit, qwen_tiny_parts
 from pipelines.visual.conditioning_image import conditioning_image
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
-from tests.building import load, refuse_foreign
-from tests.libraries.pipelines.visual.drawing import STEPS, check_adapters, draw, noise
+from tests.building import check_scores, load, refuse_foreign
+from tests.libraries.pipelines.visual.drawing import STEPS, check_adapters, check_sample, noise
 from tests.tiny import maker, tiny_checkpoint
 from tests.tiny.parts import qwen_images
 
@@ -92,12 +92,7 @@ def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: st
 @pytest.mark.parametrize("guidance", [1.0, 4.0])
 def test_a_sample_equals_the_pipeline_of_diffusers_for_given_pictures_of_any_shape(folder, guidance):
     model = ours(folder, guidance=guidance)
-    start = noise(model)
-    end = draw(model, model.network, start, PROMPTS)
-    torch.testing.assert_close(flux.pack(end), theirs(folder, start, guidance, "latent"), atol=1e-5, rtol=0)
-    pictures = torch.stack([image.pixels for image in model.decode(end)])
-    torch.testing.assert_close(pictures, theirs(folder, start, guidance, "pt"), atol=1e-5, rtol=0)
-    assert pictures.shape[1:] == (3, 16, 24) and pictures.std() > 0.01
+    check_sample(model, lambda x, output: theirs(folder, x, guidance, output), flux.pack, PROMPTS)
 
 
 def test_the_given_picture_stands_clean_behind_the_noisy_one_at_every_time(folder):
@@ -227,7 +222,4 @@ def test_a_tree_runs_on_it_with_the_guidance_of_the_rollout(folder):
     )
     rollout = policy.rollout(Request(PROMPTS, [0, 1, 2], 4, seed=0))
     assert rollout.outputs[0].pixels.shape == (3, 16, 24)
-    for part in rollout.steps.split(rollout.decisions.loss_mask, 5):
-        scored = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
-        sampled = rollout.decisions.log_probs[part.rows, part.positions]
-        torch.testing.assert_close(scored, sampled, rtol=0, atol=2e-5)
+    check_scores(policy, rollout, 5)

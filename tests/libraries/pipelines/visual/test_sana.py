@@ -11,7 +11,12 @@ import torch
 from pipelines.visual import sana
 from pipelines.visual.flow import FlowModel
 from tests.building import load
-from tests.libraries.pipelines.visual.drawing import STEPS, check_adapters, draw, drawn_by_diffusers, noise
+from tests.libraries.pipelines.visual.drawing import (
+    STEPS,
+    check_adapters,
+    check_sample,
+    drawn_by_diffusers,
+)
 from tests.tiny import maker, tiny_checkpoint
 
 
@@ -33,13 +38,7 @@ def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: st
 
 @pytest.mark.parametrize("guidance", [1.0, 4.5])
 def test_a_sample_equals_the_pipeline_of_diffusers(folder, guidance):
-    model = ours(folder, guidance=guidance)
-    start = noise(model)
-    end = draw(model, model.network, start)
-    torch.testing.assert_close(end, theirs(folder, start, guidance, "latent"), atol=1e-5, rtol=0)
-    pictures = torch.stack([image.pixels for image in model.decode(end)])
-    torch.testing.assert_close(pictures, theirs(folder, start, guidance, "pt"), atol=1e-5, rtol=0)
-    assert pictures.shape[1:] == (3, 32, 64) and pictures.std() > 0.01
+    check_sample(ours(folder, guidance=guidance), lambda x, output: theirs(folder, x, guidance, output))
 
 
 def test_the_levels_are_those_of_the_checkpoints_solver_but_for_its_start_below_one(folder):

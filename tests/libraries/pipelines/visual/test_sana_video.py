@@ -13,7 +13,12 @@ from pipelines.visual import sana_video
 from pipelines.visual.flow import FlowModel
 from tests.building import load
 from tests.libraries.families.examples import SEEN
-from tests.libraries.pipelines.visual.drawing import STEPS, check_adapters, draw, drawn_by_diffusers, noise
+from tests.libraries.pipelines.visual.drawing import (
+    STEPS,
+    check_adapters,
+    check_sample,
+    drawn_by_diffusers,
+)
 from tests.tiny import maker, tiny_checkpoint
 
 SIZE = {"height": 32, "width": 64, "frames": 5, "max_sequence_length": 48}
@@ -39,14 +44,7 @@ def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: st
 @pytest.mark.parametrize("guidance", [1.0, 6.0])
 def test_a_clip_equals_that_of_the_pipeline_of_diffusers(version, guidance):
     folder = tiny_checkpoint(maker("sana_video"), version=version)
-    model = ours(folder, guidance=guidance)
-    start = noise(model)
-    end = draw(model, model.network, start)
-    torch.testing.assert_close(end, theirs(folder, start, guidance, "latent"), atol=1e-5, rtol=0)
-    clips = model.decode(end)
-    frames = torch.stack([clip.frames for clip in clips])
-    torch.testing.assert_close(frames, theirs(folder, start, guidance, "pt"), atol=1e-5, rtol=0)
-    assert frames.shape == (3, 5, 3, 32, 64) and frames.std() > 0.01 and clips[0].fps == 16.0
+    check_sample(ours(folder, guidance=guidance), lambda x, output: theirs(folder, x, guidance, output))
 
 
 def test_the_levels_are_those_of_the_checkpoints_solver_but_for_its_start_below_one(folder):

@@ -14,9 +14,9 @@ from pipelines.visual import skyreels_i2v
 from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.options import MemoryOptions
-from tests.building import load
-from tests.libraries.pipelines.visual.drawing import STEPS, check_adapters, draw, noise, released
-from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, UNJUDGED, clips_of
+from tests.building import check_scores, load
+from tests.libraries.pipelines.visual.drawing import STEPS, check_adapters, check_sample, draw, noise, released
+from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, UNJUDGED
 from tests.tiny import maker, tiny_checkpoint
 
 
@@ -56,14 +56,8 @@ def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float
 @pytest.mark.parametrize(("guidance", "true_cfg_scale"), [(1.0, 6.0), (1.0, 1.0), (6.0, 2.5)])
 def test_a_clip_equals_that_of_the_pipeline_of_diffusers(folder, guidance, true_cfg_scale):
     model = ours(folder, guidance=guidance, true_cfg_scale=true_cfg_scale)
-    start = noise(model)
-    end = draw(model, model.network, start, PICTURED)
-    latents = theirs(folder, start, guidance, true_cfg_scale, "latent")
-    torch.testing.assert_close(end, latents, atol=2e-5, rtol=0)
-    clips = clips_of(model.decode(end))
-    torch.testing.assert_close(clips, theirs(folder, start, guidance, true_cfg_scale, "pt"), atol=1e-4, rtol=0)
-    assert clips.shape == (3, 9, 3, 16, 32) and clips.std() > 0.01
-    assert model.evaluations_per_row == (2 if true_cfg_scale > 1 else 1)
+    library = lambda x, output: theirs(folder, x, guidance, true_cfg_scale, output)  # noqa: E731
+    check_sample(model, library, prompts=PICTURED, close=2e-5, decoded=1e-4)
 
 
 def test_saved_adapters_give_diffusers_the_same_clip(folder, tmp_path):
@@ -90,10 +84,7 @@ def test_no_noise_touches_the_picture_in_any_plan(folder, plan):
     )
     prompts = PICTURED[:1] + PICTURED[2:]
     rollout = policy.rollout(Request(prompts, [0, 1], 4, seed=0))
-    for part in rollout.steps.split(rollout.decisions.loss_mask, 7):
-        scored = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
-        sampled = rollout.decisions.log_probs[part.rows, part.positions]
-        torch.testing.assert_close(scored, sampled, rtol=0, atol=2e-5)
+    check_scores(policy, rollout, 7)
     policy.sample(Request(prompts, [0, 1], 2, seed=1))
     given = {tuple(one.flatten().tolist()) for one in model.encode(prompts).tensors[3]}
     assert len(given) == 2 and inputs

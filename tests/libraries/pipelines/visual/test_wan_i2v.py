@@ -14,7 +14,7 @@ from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Request
 from pipelines.visual import wan, wan_i2v
 from pipelines.visual.families import FAMILIES
-from tests.building import load, matching_policy_over, refuse_foreign
+from tests.building import check_scores, load, matching_policy_over, refuse_foreign
 from tests.libraries.pipelines.visual.drawing import draw, shake
 from tests.libraries.pipelines.visual.filming import (
     FOUR,
@@ -99,20 +99,13 @@ def policy_of(model, plan: str) -> DenoisingPolicy:
     )
 
 
-def rescore(policy: Any, rollout: Any) -> None:
-    for part in rollout.steps.split(rollout.decisions.loss_mask, 7):
-        scored = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
-        sampled = rollout.decisions.log_probs[part.rows, part.positions]
-        torch.testing.assert_close(scored, sampled, rtol=0, atol=2e-5)
-
-
 def check_first_frames(model, watch: Watch, policy: Any) -> None:
     """The first latent frame is the picture's in all that is given to the network and the VAE, bit for bit."""
     prompts = PICTURED[:1] + PICTURED[2:]
     first = model.encode(prompts).tensors[1]  # [prompts, channels, 1, h, w]
     pictures = {tuple(one.flatten().tolist()) for one in first}
     rollout = policy.rollout(Request(prompts, [0, 1], 4, seed=0))
-    rescore(policy, rollout)
+    check_scores(policy, rollout, 7)
     policy.sample(Request(prompts, [0, 1], 2, seed=1))
     assert watch.inputs and watch.decoded
     for x, time in watch.inputs:
@@ -154,7 +147,7 @@ def test_a_condition_in_channels_of_its_own_is_untouched(folders, version):
     condition = model.encode(PICTURED[:1]).tensors[1][0]
     mask, latents = condition[:4], condition[4:]
     assert bool((mask[:, 0] == 1).all()) and bool((mask[:, 1:] == 0).all()) and latents.std() > 0.1
-    rescore(policy, policy.rollout(Request(PICTURED[:1], [0], 4, seed=0)))
+    check_scores(policy, policy.rollout(Request(PICTURED[:1], [0], 4, seed=0)), 7)
     assert watch.inputs
     for x, _ in watch.inputs:
         assert all(torch.equal(row[4:], condition) for row in x) and x.shape[1] == 4 + 4 + 4

@@ -13,7 +13,7 @@ from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.randomness import stream
 from mmgrpo.types import Prompt, Request, Video
 from pipelines.visual import wan
-from tests.building import load
+from tests.building import check_scores, load
 from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, TEXTS, UNJUDGED, checkpoint, ours
 from tests.tiny import tiny_checkpoint
 
@@ -43,12 +43,7 @@ def test_every_plan_films_and_scores_what_it_sampled(words_folder, plan):
     rollout = policy.rollout(Request([Prompt("a red circle"), Prompt("a blue square")], [0, 1], 4, seed=0))
     for clip in rollout.outputs:
         assert isinstance(clip, Video) and clip.frames.shape == (3, 3, 8, 12) and clip.fps == 8
-    count = 0
-    for part in rollout.steps.split(rollout.decisions.loss_mask, 3):
-        scored = policy.score(rollout, part, frozenset({"log_probs"}))["log_probs"]
-        torch.testing.assert_close(scored, rollout.decisions.log_probs[part.rows, part.positions], rtol=0, atol=2e-5)
-        count += len(scored)
-    assert count == int(rollout.decisions.loss_mask.sum()) > 0
+    check_scores(policy, rollout, 3)
 
 
 def plain_tree(folder: Path, words: torch.Tensor, given: torch.Tensor | None, shape: tuple[int, ...]) -> Any:

@@ -16,6 +16,7 @@ from tests.building import load
 from tests.libraries.pipelines.visual.drawing import (
     PROMPTS,
     check_adapters,
+    check_sample,
     draw,
     drawn_by_diffusers,
     noise,
@@ -43,13 +44,7 @@ def theirs(
 @pytest.mark.parametrize(("scale", "normalization"), [(0.0, 0.0), (4.0, 0.0), (4.0, 1.0)])
 def test_a_sample_equals_the_pipeline_of_diffusers(folder, scale, normalization):
     model = ours(folder, guidance=scale + 1, cfg_normalization=normalization)
-    start = noise(model)
-    end = draw(model, model.network, start)
-    torch.testing.assert_close(end, theirs(folder, start, scale, "latent", normalization), atol=1e-5, rtol=0)
-    pictures = torch.stack([image.pixels for image in model.decode(end)])
-    torch.testing.assert_close(pictures, theirs(folder, start, scale, "pt", normalization), atol=1e-5, rtol=0)
-    assert pictures.shape[1:] == (3, 16, 24) and pictures.std() > 0.01
-    assert model.evaluations_per_row == (1 if scale == 0 else 2)
+    check_sample(model, lambda x, output: theirs(folder, x, scale, output, normalization))
 
 
 def test_guidance_may_not_lengthen_a_prediction_beyond_its_limit(folder):

@@ -19,7 +19,7 @@ from mmgrpo.types import Image, Media, Prompt, Request, Turn, Video
 from pipelines import generic_lm, vlm
 from pipelines.training import Training
 from pipelines.vlm import image_text
-from tests.building import load, token_policy_over
+from tests.building import load, rescored, token_policy_over
 from tests.libraries.families.examples import CLIP, PICTURE, noise, shown
 from tests.tiny import maker, tiny_checkpoint
 from tests.tiny.image_text import KINDS
@@ -50,13 +50,6 @@ def rolled(policy: TokenPolicy):
     return policy.rollout(Request(MIXED, range(len(MIXED)), 3, seed=2))
 
 
-def scored(policy: TokenPolicy, rollout) -> torch.Tensor:
-    dense = torch.zeros_like(rollout.decisions.log_probs)
-    for part in rollout.steps.split(rollout.decisions.loss_mask, 4):
-        dense[part.rows, part.positions] = policy.score(rollout, part, frozenset())["log_probs"]
-    return dense
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_log_probs_are_those_of_the_models_own_forward_pass(kind, folders):
     model = load(image_text, folders[kind], max_frames=4)
@@ -84,7 +77,9 @@ def test_replaying_whole_samples_gives_what_sharing_gives(kind, folders):
     assert torch.equal(one.steps.ids, two.steps.ids)  # type: ignore[attr-defined]
     torch.testing.assert_close(one.decisions.log_probs, two.decisions.log_probs, rtol=0, atol=3e-5)
     for model, options in ((shared, {}), (replayed, {}), (shared, {"share_prefix": False})):
-        torch.testing.assert_close(scored(policy_of(model, **options), one), one.decisions.log_probs, rtol=0, atol=3e-5)
+        torch.testing.assert_close(
+            rescored(policy_of(model, **options), one), one.decisions.log_probs, rtol=0, atol=3e-5
+        )
 
 
 def gradient(policy: TokenPolicy, rollout, limit: int = 4) -> dict[str, torch.Tensor]:
@@ -138,7 +133,7 @@ def test_a_picture_and_a_clip_in_one_prompt_are_told_apart(kind, folders):
     both = [shown(0, PICTURE, "what is it ?", CLIP)]
     one, other = (policy_of(model).rollout(Request(both, [0], 3, seed=2)) for model in (once, again))
     for model in (once, again):  # a second pass, which reads what was kept
-        torch.testing.assert_close(scored(policy_of(model), one), other.decisions.log_probs, rtol=0, atol=1e-6)
+        torch.testing.assert_close(rescored(policy_of(model), one), other.decisions.log_probs, rtol=0, atol=1e-6)
 
 
 def test_what_is_kept_is_of_one_precision_and_goes_with_the_prompt(folders):
