@@ -50,13 +50,13 @@ from mmgrpo.family import (
     refuse_unshardable,
 )
 from mmgrpo.files import write_text
-from mmgrpo.inputs import RunInputs, ignored, load
+from mmgrpo.inputs import RunInputs, load, unread_keys
 from mmgrpo.prompts.drawing import Sampling
 from mmgrpo.prompts.ledger import Ledger, TrainingPrompts, by_number, measured_before
 from mmgrpo.randomness import deterministic
 from mmgrpo.report import tracking
 from mmgrpo.report.run_record import GroupRecord, RunRecord, displayed
-from mmgrpo.requirements.blocks import of_algorithm, refuse_unmet, refuse_unread, required, traits_of
+from mmgrpo.requirements.blocks import of_algorithm, refuse_unmet, refuse_unread, requirements_of, traits_of
 from mmgrpo.requirements.policies import reads_answers
 from mmgrpo.requirements.rewards import refuse_ranges, refuse_start
 from mmgrpo.rewards import scorers
@@ -67,10 +67,10 @@ from mmgrpo.runtime import devices
 from mmgrpo.runtime.checkpoint import step_of
 from mmgrpo.runtime.distributed import TOGETHER
 from mmgrpo.runtime.fingerprint import of_inputs
-from mmgrpo.runtime.folder import agreed, claimed, named, open_folder, refuse_folder, run_folder, run_id
-from mmgrpo.runtime.heartbeat import watched
+from mmgrpo.runtime.folder import agree_on_name, claim, open_folder, refuse_folder, run_folder, run_id, with_name
+from mmgrpo.runtime.heartbeat import watch_processes
 from mmgrpo.runtime.metrics import read_metrics
-from mmgrpo.runtime.progress import Checkpoints, unstarted
+from mmgrpo.runtime.progress import Checkpoints, before_start
 from mmgrpo.runtime.sharding import mesh_of, sequences_of, shard
 from mmgrpo.scoring import Scorer, rules_of
 from mmgrpo.scoring.fitting import checked_by, downloads
@@ -262,11 +262,11 @@ def execute(
     Errors of the configuration are raised before anything is loaded, and the run folder is created last, so a run
     that cannot start removes nothing.
     """
-    with unstarted():
+    with before_start():
         config, accelerator = begin(config)
     again = again.replace("{name}", config.name) or resume_command(config)
-    with deterministic(config.deterministic), claimed(config, accelerator):
-        with unstarted():
+    with deterministic(config.deterministic), claim(config, accelerator):
+        with before_start():
             trainer = make_trainer(config, owner, start, rewards, accelerator, again, callbacks)
             if config.resume or config.resume_from:
                 last = step_of(config.resume_from) if config.resume_from else None
@@ -275,7 +275,7 @@ def execute(
         tracking.begin(accelerator, config, trainer.step)
         started = time.perf_counter()
         with engine_ended(owner, trainer):
-            with watched(accelerator, again):
+            with watch_processes(accelerator, again):
                 evaluations = trainer.fit(trainer.folder / "model")
             wall = time.perf_counter() - started
             return finish(config, owner, trainer, evaluations, wall, accelerator)
@@ -300,12 +300,12 @@ def begin(config: Config) -> tuple[Config, Accelerator]:
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
-    given = named(config)
+    given = with_name(config)
     refuse_folder(given)
     accelerator = devices.accelerator(
         config.model.device, log_with=[*config.trackers] or None, project_dir=config.output_dir
     )
-    return agreed(given, accelerator), accelerator
+    return agree_on_name(given, accelerator), accelerator
 
 
 def finish(
@@ -414,7 +414,7 @@ def make_trainer(
         *(KEYS if offline or config.data.comparison or reads_answers(loss) else ()),
     }
     readers = [*rewards, *values_of(sections_of(config)).get("sampling.tools", ())]
-    unread = ignored(inputs.keys, inputs.rows, readers, used, owner, inputs.policy)
+    unread = unread_keys(inputs.keys, inputs.rows, readers, used, owner, inputs.policy)
     if unread and accelerator.is_main_process:
         print(unread, flush=True)
     if loss.needs_reference:
@@ -478,12 +478,12 @@ def refuse_shape(config: Config, owner: Family | None, recipe: AdvantageRecipe, 
     facts = {DECISIONS: owner.decisions(config) if owner else "", PROCESS: config.process}
     refuse_conflicts(sections_of(listed), traits_of(recipe, loss, schedules), facts)
     samplers = Sampling.of(algorithm.sampler, algorithm.trackers).blocks
-    if [*required(recipe, loss, samplers)]:
-        refuse_unmet(recipe, loss, *given(config, owner, loss), samplers)
+    if [*requirements_of(recipe, loss, samplers)]:
+        refuse_unmet(recipe, loss, *traits_of_run(config, owner, loss), samplers)
     refuse_unread(recipe, loss, samplers)
 
 
-def given(config: Config, owner: Family | None, loss: LossRecipe) -> tuple[frozenset[str], bool]:
+def traits_of_run(config: Config, owner: Family | None, loss: LossRecipe) -> tuple[frozenset[str], bool]:
     """What the settings of a run give to its blocks, and whether that tells all that its policy has."""
     stated = owner.has if owner else None
     has = stated(config) if stated else frozenset[str]()

@@ -184,7 +184,7 @@ def keys_of_reward(spec: Any) -> frozenset[str] | None:
     return None if len(known) < len(parts) else frozenset().union(*known)
 
 
-def ignored(
+def unread_keys(
     keys: Mapping[str, int],
     rows: int,
     readers: Sequence[Any],

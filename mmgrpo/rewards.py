@@ -23,7 +23,7 @@ from mmgrpo.config import plugins
 from mmgrpo.config.names import nearest
 from mmgrpo.config.registry import parse
 from mmgrpo.scoring import Scorer, trl
-from mmgrpo.scoring.cache import cached
+from mmgrpo.scoring.cache import with_cache
 from mmgrpo.scoring.decisions import reads_rollout, records
 from mmgrpo.scoring.load import common_parameters, load_reward
 from mmgrpo.scoring.manifest import Manifest, entry_of
@@ -81,14 +81,17 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
     else:
         fn = load_reward(name, entry.function, parameters, device)
         said = entry_of(fn)
-        reads, needs = reads_rollout(fn), tuple(trl.needed(fn.func)) if trl.inside(fn.func) is not fn.func else ()
+        reads, needs = (
+            reads_rollout(fn),
+            tuple(trl.needed_columns(fn.func)) if trl.inside(fn.func) is not fn.func else (),
+        )
         recorded = records(fn)
     entry = said or entry if own else entry
     if reads and common.cache:
         raise ValueError(f"rewards: '{name}' reads the rollout, which differs from round to round; remove cache=...")
     manifest = read_through(entry.read_manifest(), parameters)
     gradient = None if common.timeout or entry.elsewhere else differentiable(entry, parameters, device, own)
-    fn = cached(name, fn, parameters, manifest, common.cache)
+    fn = with_cache(name, fn, parameters, manifest, common.cache)
     where = {"device": parameters.pop("device", device)}
     rates, annotate, _ = (
         plugins.load_object(path, "rewards", own)(**parameters) if path else None
@@ -168,4 +171,4 @@ def from_trl(function: Callable[..., Any], name: str = "", messages: bool | None
     ``scorer`` knows one by its parameter ``completions`` or ``completion_ids``.
     """
     title = name or getattr(function, "__name__", "reward")
-    return Scorer(title, trl.of_texts(function, messages, title), needs=tuple(trl.needed(function)))
+    return Scorer(title, trl.of_texts(function, messages, title), needs=tuple(trl.needed_columns(function)))

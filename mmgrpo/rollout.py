@@ -49,7 +49,7 @@ from mmgrpo.runtime.distributed import (
 )
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, join_scores, mean_of_valid, of_unfailed
 from mmgrpo.scoring.isolation import column_or_nan
-from mmgrpo.scoring.remarks import remarked
+from mmgrpo.scoring.remarks import remark_fields
 from mmgrpo.types import (
     CONTRAST,
     COUNTED,
@@ -208,14 +208,14 @@ def sample_round(
     reward_weights: RewardWeights | None = None,
     ledger: Ledger | None = None,
     drawing: Drawing | None = None,
-    changed: Callable[[Request], Request] = lambda request: request,
-    drawn: Callable[[Rollout], Rollout] = lambda rollout: rollout,
+    change_request: Callable[[Request], Request] = lambda request: request,
+    change_rollout: Callable[[Rollout], Rollout] = lambda rollout: rollout,
     extend: Callable[[RoundRows], dict[str, float]] | None = None,
 ) -> Round:
     """Sample round ``number``; all its randomness comes from (seed, number) and the ledger, by default an empty one.
-    Weights are by default the scorers', ``drawing`` that which begins at the cursor. ``changed``: what is asked of the
-    policy for a request. ``drawn``: what it drew, with further fields. ``extend`` adds further rows after those, and
-    returns metrics."""
+    Weights are by default the scorers', ``drawing`` that which begins at the cursor. ``change_request``: what is asked
+    of the policy for a request. ``change_rollout``: what it drew, with further fields. ``extend`` adds further rows
+    after those, and returns metrics."""
     now = reward_weights or RewardWeights.of(scorers)
     ledger = ledger or settings.samplers.ledger(prompts)
     rank = DataRank.of(accelerator)
@@ -229,7 +229,7 @@ def sample_round(
         begun: list[tuple[Rollout, Callable[[], tuple[Decisions, RewardScores]]]] = []
         with drawing_weights(policy.network, uneven=len({*map(len, shares)}) > 1):
             for places_of_part in shares[rank.index]:
-                request = changed(
+                request = change_request(
                     replace(
                         plain,
                         prompts=[prompts[draw.indices[place]] for place in places_of_part],
@@ -240,7 +240,7 @@ def sample_round(
                     )
                 )
                 started = time.perf_counter()
-                rollout = drawn(draw.numbered(policy.rollout(request), request, places_of_part))
+                rollout = change_rollout(draw.with_prompt_index(policy.rollout(request), request, places_of_part))
                 greedy = policy.sample(replace(request, group_size=1)) if "greedy_value" in recipe.fields else []
                 begun.append((rollout, rows.judge(request, rollout, greedy)))
                 seconds["rollout"] += time.perf_counter() - started
@@ -323,7 +323,7 @@ def begin_rollout(
             fields["greedy_value"] = put(value, device)
             scores = replace(scores, valid=scores.valid & scored[:, None])
         if recipe.marking:
-            said, judged = remarked(scorers, recipe.marking, rollout, recipe.fields)
+            said, judged = remark_fields(scorers, recipe.marking, rollout, recipe.fields)
             fields |= said
             scores = replace(scores, valid=scores.valid & judged[:, None].to(scores.valid.device))
         if "reference_value" in recipe.fields:
@@ -435,7 +435,7 @@ def correlations(scores: RewardScores, names: Sequence[str], key: Int[Tensor, "B
     """
     chosen = [column for column, name in enumerate(names) if "@" not in name][:MOST]
     found, together = {}, (scores.valid.double().T @ scores.valid.double()).tolist()  # rows that two have scored
-    centred = cache(lambda i, j: _centred(scores.values[:, i].double(), key, scores.valid[:, i] & scores.valid[:, j]))
+    centred = cache(lambda i, j: _centre(scores.values[:, i].double(), key, scores.valid[:, i] & scores.valid[:, j]))
     for a, b in combinations(chosen, 2):
         first, second = (centred(i, i if together[i][j] == together[i][i] else j) for i, j in ((a, b), (b, a)))
         scale = float((first.square().sum() * second.square().sum()).sqrt())
@@ -443,5 +443,5 @@ def correlations(scores: RewardScores, names: Sequence[str], key: Int[Tensor, "B
     return found
 
 
-def _centred(values: Float[Tensor, "B"], key: Int[Tensor, "B"], rows: Tensor) -> Float[Tensor, "B"]:
+def _centre(values: Float[Tensor, "B"], key: Int[Tensor, "B"], rows: Tensor) -> Float[Tensor, "B"]:
     return torch.where(rows, values - groups.group_mean(values, key, rows), 0.0)

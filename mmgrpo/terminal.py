@@ -42,7 +42,7 @@ def width() -> int:
     return max(NARROWEST, shutil.get_terminal_size((USUAL, 24)).columns)
 
 
-def styled(text: str, *styles: str) -> str:
+def style_text(text: str, *styles: str) -> str:
     """Text in some of ``STYLES`` where the output has colours."""
     if not styles or os.environ.get("NO_COLOR") or not is_interactive(sys.stdout):
         return text
@@ -55,7 +55,7 @@ def columns_of(text: str) -> int:
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in letters)
 
 
-def padded(text: str, columns: int, right: bool = False) -> str:
+def pad_text(text: str, columns: int, right: bool = False) -> str:
     """Text with spaces behind it, or before it."""
     spaces = " " * (columns - columns_of(text))
     return spaces + text if right else text + spaces
@@ -71,10 +71,10 @@ def paragraph(text: str, indent: str = "", columns: int = PROSE) -> list[str]:
 
 def definitions(rows: Sequence[tuple[str, str]], indent: str = "", columns: int = UNLIMITED) -> list[str]:
     """Names, and beside them their texts in a column of their own; below them where the names take half the width."""
-    return [*_defined(rows, indent, columns, max((columns_of(name) for name, _ in rows), default=0))]
+    return [*_definition_lines(rows, indent, columns, max((columns_of(name) for name, _ in rows), default=0))]
 
 
-def _defined(rows: Iterable[tuple[str, str]], indent: str, columns: int, names: int) -> Iterator[str]:
+def _definition_lines(rows: Iterable[tuple[str, str]], indent: str, columns: int, names: int) -> Iterator[str]:
     left, limit = len(indent) + names + 2, min(width(), columns)
     for name, text in rows:
         if 2 * left > limit:
@@ -82,7 +82,7 @@ def _defined(rows: Iterable[tuple[str, str]], indent: str, columns: int, names: 
             yield from paragraph(text, f"{indent}    ", columns) if text else ()
             continue
         for number, line in enumerate(paragraph(text, "", limit - left)):
-            yield f"{padded('' if number else indent + name, left)}{line}".rstrip()
+            yield f"{pad_text('' if number else indent + name, left)}{line}".rstrip()
 
 
 def sections(parts: Mapping[str, Sequence[tuple[str, str]]]) -> list[str]:
@@ -91,7 +91,11 @@ def sections(parts: Mapping[str, Sequence[tuple[str, str]]]) -> list[str]:
     lines = list[str]()
     for title, rows in parts.items():
         if rows:
-            lines += [*([""] if lines else []), styled(title, "bold"), *_defined(rows, "  ", UNLIMITED, names)]
+            lines += [
+                *([""] if lines else []),
+                style_text(title, "bold"),
+                *_definition_lines(rows, "  ", UNLIMITED, names),
+            ]
     return lines
 
 
@@ -103,12 +107,12 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     widths = [max(map(columns_of, cells)) for cells in zip(*lines, strict=True)]
     numeric = [all(_NUMERIC.fullmatch(_STYLED.sub("", cell)) for cell in cells) for cells in columns]
     if body and sum(widths) + 2 * (len(widths) - 1) > width():
-        return [*_stacked(heads, body)]
+        return [*_stack_rows(heads, body)]
     how = [*zip(widths, numeric or [False] * len(widths), strict=True)]
-    return ["  ".join(padded(cell, *one) for cell, one in zip(line, how, strict=True)).rstrip() for line in lines]
+    return ["  ".join(pad_text(cell, *one) for cell, one in zip(line, how, strict=True)).rstrip() for line in lines]
 
 
-def _stacked(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+def _stack_rows(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     for row in rows:
         yield f"{heads[0]}: {row[0]}" if heads[0] else row[0]
         yield from definitions([(head, cell) for head, cell in zip(heads[1:], row[1:], strict=False) if cell], "  ")

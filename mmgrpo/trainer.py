@@ -43,7 +43,7 @@ from mmgrpo.runtime.saved_model import write_model
 from mmgrpo.runtime.sharding import whole_state
 from mmgrpo.scoring import Scorer, report
 from mmgrpo.types import Policy, Prompt
-from mmgrpo.update import Batch, accumulate_gradients, minibatches, on_device, rescored, set_rate, step_metrics
+from mmgrpo.update import Batch, accumulate_gradients, minibatches, on_device, rescore, set_rate, step_metrics
 
 RESCORED = 0.01
 """Share of the clip range above which a difference between log-probs of sampling and training is removed from the old
@@ -213,7 +213,7 @@ class Trainer:
     def _roll_out(self, now: Hyperparameters) -> Round:
         """A round that is sampled, or that a callback has."""
         with self.callbacks.drawing(self) as drawing:
-            if giving := self.callbacks.given(self.step):
+            if giving := self.callbacks.giver(self.step):
                 round_ = giving.round(self)
             else:
                 round_ = sample_round(
@@ -230,8 +230,8 @@ class Trainer:
                     reward_weights=self.reward_weights,
                     ledger=self.ledger,
                     drawing=drawing,
-                    changed=partial(self.callbacks.changed, self),
-                    drawn=partial(self.callbacks.drawn, self),
+                    change_request=partial(self.callbacks.change_request, self),
+                    change_rollout=partial(self.callbacks.change_rollout, self),
                     extend=partial(self.callbacks.call, "on_rows", self) if self.callbacks.having("on_rows") else None,
                 )
             self.record.begin_round(round_)
@@ -258,15 +258,15 @@ class Trainer:
             parameters = list(self.trained.values())
             sum_gradients(parameters, self.accelerator)
             tally.add("grad_norm", clip_gradients(parameters, self.optim.max_grad_norm))
-        sums, ratio_gap = tally.summed(self.loss.tallied, self.accelerator)
+        sums, ratio_gap = tally.sum_named(self.loss.tallied, self.accelerator)
         norm = sums.pop("grad_norm", 0.0)
         finite = math.isfinite(norm) and math.isfinite(sums["loss"])
         self.at_boundary = False
         present = largest(ratio_gap, self.accelerator) if on_policy else 0.0
         if trainable and finite:
             if further and present > RESCORED * range_in_force(self.loss):
-                batch = rescored(self.policy, batch, self.loss, tally, **settings)
-            if not self.callbacks.moved(self, batch, rows):
+                batch = rescore(self.policy, batch, self.loss, tally, **settings)
+            if not self.callbacks.move(self, batch, rows):
                 self.optimizer.step()
             self.moved = True
         if on_policy:
@@ -328,7 +328,7 @@ class Trainer:
         main = self.accelerator.is_main_process
         with self.callbacks.evaluated_weights(), whole_state(self.policy.network, write=main):
             refuse_tensors(self.trained, f"{folder} is not written")
-            if self.step and self.initial.unchanged():
+            if self.step and self.initial.is_unchanged():
                 self.record.raise_unchanged(folder)
             if main:
                 write_model(folder, self.policy.save, self.checkpoints.run, self.step)

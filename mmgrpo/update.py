@@ -9,7 +9,7 @@
 While the weights are those of the rollout, the ratio of a decision that the policy drew is one by construction, in any
 precision and however a step is split: the old log-probs are the present ones, detached. The difference to the stored
 ones (rounding, or a sampler that computes something else) is measured, and no part of the loss. Where it matters,
-``rescored`` makes them the old ones of the further updates of the round as well, as TRL and verl do.
+``rescore`` makes them the old ones of the further updates of the round as well, as TRL and verl do.
 
 The sum is split into parts that fit in memory; since the weights are computed before, the split never changes the
 gradient. Reference answers (rows of origin REFERENCE) have an objective of their own, without a clip, since they are
@@ -270,7 +270,7 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
     return moved
 
 
-def scored(
+def score_entries(
     policy: Policy, batch: Batch, entries: Bool[Tensor, "B T"], names: frozenset[str], micro_batch_size: int
 ) -> Iterator[tuple[tuple[Tensor, Tensor], Scores]]:
     """Scores of this rank's part of the entries: in parts, their (rows, positions) in the batch and the scores.
@@ -311,7 +311,7 @@ class Step:
 
     def scores(self, entries: Bool[Tensor, "B T"]) -> Iterator[tuple[tuple[Tensor, Tensor], Scores]]:
         """Score this rank's part of the entries: in parts, their (rows, positions) in the batch and their scores."""
-        for at, scores in scored(self.policy, self.batch, entries, self.loss.scores, self.micro_batch_size):
+        for at, scores in score_entries(self.policy, self.batch, entries, self.loss.scores, self.micro_batch_size):
             if self.on_policy:
                 self.tally.present.append((at, scores["log_probs"].detach()))
             yield at, scores
@@ -418,7 +418,7 @@ def accumulate_gradients(
     step = Step(policy, batch, rows, loss, inputs, weights, micro_batch_size, accelerator, Tally(), on_policy, there)
     with scoring_weights(policy.network):
         if loss.coupled:
-            _coupled(step)
+            _accumulate_coupled(step)
         else:  # one pass, since the total is a sum over decisions
             for at, scores in step.scores(batch.host.loss_mask & rows[:, None]):
                 entries = {name: value[at] for name, value in inputs.items() if value.dim() == 2}
@@ -434,7 +434,7 @@ def with_scores(records: Mapping[str, Tensor], scores: Mapping[str, Tensor]) -> 
     return {**records, **scores}
 
 
-def rescored(
+def rescore(
     policy: Policy, batch: Batch, loss: LossRecipe, tally: Tally, *, micro_batch_size: int, accelerator: Accelerator
 ) -> Batch:
     """The batch with the log-probs of the present parameters, which are those of the rollout, as the old ones of all
@@ -453,7 +453,7 @@ def rescored(
     # Every decision is scored on one rank and zero on all others, so the sum gathers it.
     known = sum_over_ranks(known.to(value.dtype), accelerator) > 0
     with torch.no_grad(), scoring_weights(policy.network):
-        for at, scores in scored(policy, batch, entries & ~known, frozenset({"log_probs"}), micro_batch_size):
+        for at, scores in score_entries(policy, batch, entries & ~known, frozenset({"log_probs"}), micro_batch_size):
             value[at] = scores["log_probs"].to(value.dtype)
     known |= entries
     value = sum_over_ranks(value, accelerator)
@@ -464,7 +464,7 @@ def rescored(
     return replace(batch, decisions=replace(decisions, log_probs=log_probs))
 
 
-def _coupled(step: Step) -> None:
+def _accumulate_coupled(step: Step) -> None:
     """Two passes: the gradient of the loss with respect to all scores, then its backpropagation part by part.
 
     d total / d parameters = sum over decisions of (d total / d score) (d score / d parameters). The loss of a row needs

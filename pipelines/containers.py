@@ -26,7 +26,7 @@ from torch import Tensor
 from mmgrpo.config.extras import install
 from mmgrpo.config.registry import nearest
 from mmgrpo.config.settings import Config
-from mmgrpo.data.limits import Unreadable, opened
+from mmgrpo.data.limits import Unreadable, open_source
 from mmgrpo.data.values import reason_of
 from mmgrpo.randomness import stream
 from pipelines import require
@@ -251,7 +251,7 @@ def decode(path: str, choose: Choose) -> FrameSet:
 
 def decode_by_time(path: str, choose: Callable[[Sequence[float], float], Sequence[int]]) -> FrameSet:
     """The same with a selection by the time of every frame in seconds, from the first on, and the mean rate."""
-    file = opened(path)
+    file = open_source(path)
     try:
         return _decode(file, choose)
     except ModuleNotFoundError:

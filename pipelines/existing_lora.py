@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import locate
 from mmgrpo.data.values import reason_of
-from mmgrpo.runtime.weight_files import parse_object, pickled, read_object
+from mmgrpo.runtime.weight_files import parse_object, pickle_error, read_object
 from pipelines.lora import ADAPTER, DIFFUSERS_FILE, PEFT_FILES, add_lora, has_tied_weights, untie
 from pipelines.options import ModelOptions
 
@@ -120,7 +120,7 @@ class ExistingLora:
                 )
             return path
         if path.is_file():
-            raise pickled(path, "")
+            raise pickle_error(path, "")
         if match := HUB_NAME.fullmatch(self.path):
             return self._downloaded(match[1], match[2] or "")
         raise FileNotFoundError(
@@ -151,7 +151,7 @@ class ExistingLora:
         if len(found) != 1:
             pickles = [] if found else sorted(folder.glob("*.bin"))
             if pickles:
-                raise pickled(pickles[0], "")
+                raise pickle_error(pickles[0], "")
             what = "of the second network " if self.second else ""
             raise ValueError(
                 f"model.lora_path: '{folder}': got {len(found)} files of adapters {what}"

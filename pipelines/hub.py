@@ -11,7 +11,7 @@ from typing import Any
 
 from mmgrpo.config.names import nearest
 from mmgrpo.data import prompts
-from mmgrpo.data.files import NO_COLUMNS, DataFile, data_files, registered
+from mmgrpo.data.files import NO_COLUMNS, DataFile, data_files, register
 from mmgrpo.data.media import IN_MEMORY
 from mmgrpo.data.streaming import StoredPrompts
 from mmgrpo.data.values import reason_of
@@ -79,7 +79,7 @@ def files_of(source: str | Path, media_root: str | Path = "") -> list[DataFile]:
     folder = Path(match["name"])
     root = folder if folder.is_dir() else Path()
     table = _table(str(source), *match.group("name", "config", "split"))
-    return [registered(Table(table, str(source), root, Path(media_root) if media_root else None))]
+    return [register(Table(table, str(source), root, Path(media_root) if media_root else None))]
 
 
 def _parquet(path: Path) -> DataFile:
@@ -90,7 +90,7 @@ def _parquet(path: Path) -> DataFile:
 
     with _errors(str(path)):
         table = datasets.load_dataset("parquet", data_files=str(path), split="train")
-    return registered(Table(table, str(path), path.parent, None))
+    return register(Table(table, str(path), path.parent, None))
 
 
 def _table(source: str, name: str, config: str | None, split: str) -> Any:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from mmgrpo.config.names import nearest
-from mmgrpo.runtime.weight_files import parse_object, pickled, read_object
+from mmgrpo.runtime.weight_files import parse_object, pickle_error, read_object
 from pipelines import require
 
 ADAPTER = "default"
@@ -189,7 +189,7 @@ def read_adapters(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     else:
         missing = [name for name in PEFT_FILES if not (folder / name).is_file()]
         if missing == [PEFT_FILES[1]] and (pickle := folder / "adapter_model.bin").is_file():
-            raise pickled(pickle, "")
+            raise pickle_error(pickle, "")
         if missing:
             raise FileNotFoundError(
                 f"'{folder}' contains no adapters: {' and '.join(missing)} missing; name a folder that a run saved"

@@ -47,7 +47,7 @@ def filter_readable(
     prompts are read block by block.
     """
     if isinstance(prompts, StoredPrompts):
-        return prompts.filtered(lambda block: filter_readable(block, inspect, workers))
+        return prompts.filter(lambda block: filter_readable(block, inspect, workers))
     media = {same_medium(medium): medium for prompt in prompts for medium in prompt.media}
 
     def reason(medium: Media) -> str:

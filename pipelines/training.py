@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mmgrpo.config.names import nearest
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.products import by_onednn
-from mmgrpo.runtime.sharding import exchanged
+from mmgrpo.runtime.sharding import swap_weights
 from mmgrpo.types import Reference
 from pipelines.existing_lora import ExistingLora, Factors, Names, continue_existing, merge_existing
 from pipelines.lora import adapters_off, add_lora, continue_adapters, has_adapters, saved_adapters
@@ -159,7 +159,7 @@ class GivenAdapters:
         trained = {name: one for name, one in self.network.named_parameters() if name in self.values}
         for name, parameter in trained.items():  # the network has moved to its device since
             self.values[name] = self.values[name].to(parameter.device)
-        with exchanged(self.network, self.values):
+        with swap_weights(self.network, self.values):
             yield self.network
 
     def read(self, folder: Path) -> dict[str, Tensor]:

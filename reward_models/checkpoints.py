@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mmgrpo.data.values import reason_of
-from mmgrpo.runtime.weight_files import pickled
+from mmgrpo.runtime.weight_files import pickle_error
 
 SHOWN = 5
 """Names of keys in an error message."""
@@ -58,7 +58,7 @@ def read_tensors(file: Path, reward: str, allow_pickle: bool = False) -> dict[st
     if not file.is_file():
         raise FileNotFoundError(f"{reward}: weights: no such file: {file}")
     if file.suffix != ".safetensors" and not allow_pickle:
-        raise pickled(file, f"{reward}(allow_pickle=True)")
+        raise pickle_error(file, f"{reward}(allow_pickle=True)")
     try:
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file

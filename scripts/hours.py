@@ -12,7 +12,7 @@ from dataclasses import replace
 from mmgrpo.cli.train import counted_in, read
 from mmgrpo.family import family
 from mmgrpo.runtime.memory import Folder
-from mmgrpo.runtime.work import PEAKS, SHARES, shown, work
+from mmgrpo.runtime.work import PEAKS, SHARES, in_flop, work
 from scripts.memory import QWEN, folder_of
 
 CARD = "H100"
@@ -49,7 +49,15 @@ def row(recipe: str, model: str) -> str:
     whole = rollouts * (sampled + trained)
     hours = " to ".join(f"{whole / (PEAKS[CARD] * share * 3600):,.0f}" for share in SHARES)
     title = f"Qwen2.5-VL-{model}" if model in QWEN else model
-    cells = [f"`{recipe}`", title, f"{rollouts:,}", shown(sampled), shown(trained), shown(whole), hours]
+    cells = [
+        f"`{recipe}`",
+        title,
+        f"{rollouts:,}",
+        in_flop(sampled),
+        in_flop(trained),
+        in_flop(whole),
+        hours,
+    ]
     return f"| {' | '.join(cells)} |"
 
 

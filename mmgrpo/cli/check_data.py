@@ -117,7 +117,7 @@ def check(args: Args, write: Callable[[Mapping[str, Any]], None]) -> None:
     from mmgrpo.cli.prompts import write as write_rows
     from mmgrpo.data.columns import columns_for
     from mmgrpo.data.media import Skipped
-    from mmgrpo.data.splits import repeated
+    from mmgrpo.data.splits import describe_repeats
     from mmgrpo.files import write_text
     from pipelines.containers import READER
     from pipelines.hub import attempts
@@ -155,7 +155,7 @@ def check(args: Args, write: Callable[[Mapping[str, Any]], None]) -> None:
     print(f"{args.data}: {len(rows)} rows")
     keys = readers_of(prompts, args.reward)
     forms = unasked_forms(prompts, [reward for reward, _ in golds])
-    facts = [*statistics_of(prompts, measures, tokens), ("tokens", note), ("repeated", repeated(prompts))]
+    facts = [*statistics_of(prompts, measures, tokens), ("tokens", note), ("repeated", describe_repeats(prompts))]
     facts += [*described(keys), *(("format", text) for text in forms)]
     print("\n".join(definitions([(name, text) for name, text in facts if text], "  ")))
     ordered = {place: problems[place] for place, _ in rows if place in problems}
@@ -177,7 +177,7 @@ def check(args: Args, write: Callable[[Mapping[str, Any]], None]) -> None:
             "readable": len(readable),
             **numbers_of(prompts, measures, tokens),
             "keys": {key: {"rows": count, "read_by": names} for key, (count, names) in keys.items()},
-            "notes": [*filter(None, [note, repeated(prompts)]), *forms],
+            "notes": [*filter(None, [note, describe_repeats(prompts)]), *forms],
             "problems": [{"place": place, **asdict(problem)} for place, problem in ordered.items()],
         }
     )
@@ -670,11 +670,11 @@ def options_of_rows(prompts: Sequence[Prompt]) -> str:
 
 def compared_answers(prompts: Sequence[Prompt]) -> str:
     """The rows of preference data, in words; empty where there are none."""
-    from mmgrpo.data.pairs import tied
+    from mmgrpo.data.pairs import is_tied
 
     rows = [prompt for prompt in prompts if prompt.answers]
     kinds = Counter(answer.media.kind if answer.media else "text" for prompt in rows for answer in prompt.answers)
-    ties = sum(map(tied, rows))
+    ties = sum(map(is_tied, rows))
     return f"{len(rows)} rows with answers to compare ({counts_text(kinds)}), {ties} of them ties" if rows else ""
 
 

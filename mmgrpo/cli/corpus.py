@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmgrpo.config.registry import parse
 from mmgrpo.report.terminal import interval, style
-from mmgrpo.terminal import definitions, styled, table
+from mmgrpo.terminal import definitions, style_text, table
 
 if TYPE_CHECKING:
     from mmgrpo.report.audio_player import Aligned
@@ -184,7 +184,9 @@ def lines(corpus: Mapping[str, Any]) -> Iterator[str]:
         yield f"of {corpus['words']:g} words: {kinds}"
     for name, one in corpus.get("difference", {}).items():
         relative = "" if one["relative"] is None else f" ({one['relative']:+.1%})"
-        gain = styled(interval(one["difference"], "+"), *style(one["difference"], -1 if name in ("wer", "cer") else 1))
+        gain = style_text(
+            interval(one["difference"], "+"), *style(one["difference"], -1 if name in ("wer", "cer") else 1)
+        )
         yield f"{name} against the other: {gain}{relative}, paired"
     if corpus["worst"]:
         yield from ("", "worst clips: {hypothesis for reference}, [-deleted-], [+inserted+]")

@@ -190,20 +190,20 @@ def settings_of(name: str) -> list[str]:
 def lacking(name: str) -> list[str]:
     """What blocks of a preset need that neither it nor the family of the command gives, and the settings that do."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
-    from mmgrpo.api import given
+    from mmgrpo.api import traits_of_run
     from mmgrpo.config.presets import CATALOGUE
     from mmgrpo.config.reading import build, with_preset
     from mmgrpo.config.settings import config_class
     from mmgrpo.family import family
-    from mmgrpo.requirements.blocks import REQUIREMENTS, required
+    from mmgrpo.requirements.blocks import REQUIREMENTS, requirements_of
     from mmgrpo.update import LossRecipe
 
     owner = family({"tokens": OF_TOKENS, "joint": OF_BOTH}.get(CATALOGUE[name].policies, OF_IMAGES))
     kind = config_class(owner.sections)
     config = build(kind, with_preset(kind, {"algorithm": {"preset": name}}, "explain"), "explain")
     recipe, loss = AdvantageRecipe.of(config.algorithm), LossRecipe.read(config.algorithm)
-    has, _ = given(config, owner, loss)
-    unmet = dict.fromkeys(one for _, _, one in required(recipe, loss) if one not in has)
+    has, _ = traits_of_run(config, owner, loss)
+    unmet = dict.fromkeys(one for _, _, one in requirements_of(recipe, loss) if one not in has)
     return [f"{REQUIREMENTS[one].what} ({REQUIREMENTS[one].how})" for one in unmet]
 
 
@@ -289,7 +289,7 @@ def required(text: str, function: Callable[..., Any]) -> str:
 
 
 def required_of_reward(text: str) -> str:
-    """``required`` of a reward, whose own parameters follow those that the run gives it."""
+    """``requirements_of`` of a reward, whose own parameters follow those that the run gives it."""
     from mmgrpo.config.plugins import load_object
     from mmgrpo.rewards import entries
     from mmgrpo.types import RECORDS

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmgrpo.config.names import plural
 from mmgrpo.report.terminal import interval, number, style
-from mmgrpo.terminal import paragraph, styled, table
+from mmgrpo.terminal import paragraph, style_text, table
 
 if TYPE_CHECKING:
     from mmgrpo.types import Prompt
@@ -146,5 +146,5 @@ def report(
     for other, differences in others:
         for name, one in differences.items():
             reference = other["rewards"][name]["mean"]
-            gain = styled(interval(one, "+"), *style(one, directions.get(name, 0)))
+            gain = style_text(interval(one, "+"), *style(one, directions.get(name, 0)))
             yield from ("", f"{name} against {other['name']} ({number(reference)}): {gain}, paired")

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     import numpy as np
 
-    from mmgrpo.prompts.mixtures import fitted, largest
+    from mmgrpo.prompts.mixtures import fit_ridge, largest
 
     if bool(args.runs) == bool(args.scores):
         raise ValueError("mmgrpo mixture: expected run folders, or --scores, or --sources")
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise ValueError(f"mmgrpo mixture: got {len(names)} sources, expected 2 to {MOST}: {', '.join(names)}")
     points = np.array([[weights.get(name, 0.0) for name in names] for weights, _ in measured])
     scores = np.array([score for _, score in measured])
-    fit = fitted(points, scores, args.ridge)
+    fit = fit_ridge(points, scores, args.ridge)
     best = largest(fit.linear, fit.square)
     print(f"{len(scores)} scores of {len(names)} sources; left out one by one they are missed by {fit.missed:.4f}")
     print(f"highest so far: {scores.max():.4f} at {shown(dict(zip(names, points[scores.argmax()], strict=True)))}")

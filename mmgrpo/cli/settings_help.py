@@ -16,7 +16,7 @@ from mmgrpo.config.conflicts import conflicts_of
 from mmgrpo.config.names import nearest
 from mmgrpo.config.needs import needs_of
 from mmgrpo.config.ranges import ANY_TEXT, declarations
-from mmgrpo.terminal import PROSE, definitions, paragraph, styled
+from mmgrpo.terminal import PROSE, definitions, paragraph, style_text
 
 RUN = "run"
 """The settings that belong to no section, as a subject of help."""
@@ -66,11 +66,11 @@ def shown(config: Any, subject: str) -> str:
         rows = [*_rows(section, f"{subject}." if subject in parts else "")]
         about = paragraph(" ".join((inspect.getdoc(type(section)) or "").split())) if subject in parts else []
         command = paragraph(f"'mmgrpo help {rows[0][0].removeprefix('--')}' shows all of one setting.")
-        return "\n".join([styled(subject, "bold"), *about, "", *definitions(rows, "  ", PROSE), "", *command])
+        return "\n".join([style_text(subject, "bold"), *about, "", *definitions(rows, "  ", PROSE), "", *command])
     name, _, field = subject.rpartition(".")
     section = parts.get(name, config)
     if (name in parts or not name) and field in {f.name for f in dataclasses.fields(section)} - parts.keys():
-        option = styled(f"--{subject}".replace("_", "-"), "bold")
+        option = style_text(f"--{subject}".replace("_", "-"), "bold")
         return "\n".join([option, *definitions([*_facts(section, field)], "  ", PROSE)])
     known = [*parts, RUN, *(f"{part}.{f.name}" for part, value in parts.items() for f in dataclasses.fields(value))]
     raise ValueError(f"--help: no section or setting is called '{subject}'.{nearest(subject, known)}")

@@ -224,7 +224,7 @@ def load_weights(args: Source, config: Config, model_family: Family, device: str
     # A run evaluates and saves the average of the weights if it keeps one, and interpolates that average.
     restore_network(policy.network, tensors["ema"] if "ema" in tensors else tensors["weights"])
     if interpolation is not None:
-        assign(interpolation.parameters, interpolation.interpolated())
+        assign(interpolation.parameters, interpolation.interpolate())
     return policy
 
 

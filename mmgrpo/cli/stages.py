@@ -26,7 +26,7 @@ from mmgrpo.config.reading import flatten, preset_settings, take_option
 from mmgrpo.config.settings import Algorithm, Config
 from mmgrpo.report.terminal import number
 from mmgrpo.rounds.callback import Callback
-from mmgrpo.runtime.folder import STAGES, named, refuse_folder, run_folder, set_aside
+from mmgrpo.runtime.folder import STAGES, refuse_folder, run_folder, set_aside, with_name
 
 OPTION = "--stages"
 LISTED = ("name", "seed", "output_dir", "resume", "resume_from", "overwrite")
@@ -206,7 +206,7 @@ class Planned:
 def plan(stages: Sequence[Stage], read_stage: Callable[[Stage], Config]) -> list[Planned]:
     """The configurations of the stages, whose folders are one run's. An error says of which stage it is."""
     planned: list[Planned] = []
-    last = named(read_stage(stages[-1]))
+    last = with_name(read_stage(stages[-1]))
     for stage in stages:
         try:
             config = last if stage is stages[-1] else read_stage(stage)

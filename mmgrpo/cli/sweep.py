@@ -23,7 +23,7 @@ from pathlib import Path
 from mmgrpo.cli.compare import Compare, read, show
 from mmgrpo.config.reading import take_option
 from mmgrpo.config.settings import Config
-from mmgrpo.runtime.folder import named, refuse_folder, run_folder
+from mmgrpo.runtime.folder import refuse_folder, run_folder, with_name
 
 OPTIONS = ("--seeds", "--sweep", "--at-once")
 
@@ -149,7 +149,7 @@ def planned(
     base, runs = read_run(arguments), list[Planned]()
     if base.resume_from:
         raise ValueError("--resume-from: is of one run; give it without --seeds and --sweep")
-    stem = named(base).name
+    stem = with_name(base).name
     for values in itertools.product(*(values for _, values in sweeps)):
         chosen = dict(zip(settings, values))
         for seed in seeds or [None]:

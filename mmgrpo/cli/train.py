@@ -392,22 +392,22 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
     from mmgrpo.advantages.estimate import AdvantageRecipe
     from mmgrpo.api import started_ledger
     from mmgrpo.data.pairs import KEYS
-    from mmgrpo.data.splits import repeated
-    from mmgrpo.inputs import facts, ignored, read_prompts
+    from mmgrpo.data.splits import describe_repeats
+    from mmgrpo.inputs import facts, read_prompts, unread_keys
     from mmgrpo.prompts.drawing import Sampling
     from mmgrpo.requirements.rewards import refuse_ranges, refuse_start
     from mmgrpo.rewards import scorers
     from mmgrpo.rounds import methods
     from mmgrpo.rounds.callback import Callbacks, load_callback
-    from mmgrpo.rounds.offline import compared, graded, learned, way_of
-    from mmgrpo.runtime.folder import named, refuse_folder
+    from mmgrpo.rounds.offline import select_answered, select_better, select_comparable, way_of
+    from mmgrpo.runtime.folder import refuse_folder, with_name
     from mmgrpo.scoring.fitting import checked_by, downloads
     from mmgrpo.scoring.isolation import RewardFailure
     from mmgrpo.scoring.served import asked_once
     from mmgrpo.update import LossRecipe
 
     problems, owner, reachable = list[str](), family(config.model.family), True
-    for check in (check_model, check_adapters, refuse_absent_engine, lambda config: refuse_folder(named(config))):
+    for check in (check_model, check_adapters, refuse_absent_engine, lambda config: refuse_folder(with_name(config))):
         try:
             check(config)
         except (ValueError, OSError, ModuleNotFoundError) as error:
@@ -443,7 +443,7 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
         counts = {"data.train": read.splits.train, "data.heldout": read.splits.heldout, **read.splits.extra}
         print("prompts:  ", ", ".join(f"{name} {len(some):,}" for name, some in counts.items() if some), flush=True)
         for name, some in counts.items():
-            if text := repeated(some):
+            if text := describe_repeats(some):
                 print(f"repeated:  {name}: {text}", flush=True)
         if read.skipped:
             print(
@@ -456,21 +456,21 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
             kind = "text" if owner.decisions(config) == "tokens" else owner.sections.outputs.lower()
             way = way_of(LossRecipe.read(config.algorithm))
             if way == "learned":
-                rows, per_step = len(learned(read.splits.train, kind)), config.data.prompts_per_step
+                rows, per_step = len(select_answered(read.splits.train, kind)), config.data.prompts_per_step
                 epochs = config.steps / config.optim.steps_per_round * per_step / rows
                 print(f"offline:   {rows:,} prompts whose answers are learned, {epochs:.3g} epochs")
             elif way == "compared":
-                usable, ties = compared(read.splits.train, kind, config.data.offline)
+                usable, ties = select_comparable(read.splits.train, kind, config.data.offline)
                 print(f"offline:   {len(usable):,} prompts whose answers are compared, {len(ties):,} with equal ones")
             else:
                 sampling = Sampling.of(config.algorithm.sampler, config.algorithm.trackers)
                 ledger, known = started_ledger(config, sampling, read.splits, rewards)
                 recipe = AdvantageRecipe.of(config.algorithm)
-                usable, worse = graded(read.splits.train, kind, config.data.offline, recipe, ledger)
+                usable, worse = select_better(read.splits.train, kind, config.data.offline, recipe, ledger)
                 print(
                     f"offline:   {len(usable):,} of {known:,} measured prompts, {len(worse):,} without a better answer"
                 )
-        if text := ignored(read.keys, read.rows, config.rewards, used, owner):
+        if text := unread_keys(read.keys, read.rows, config.rewards, used, owner):
             print(text)
     except FileNotFoundError as error:
         problems.append(missing or str(error))

@@ -110,7 +110,7 @@ class ChatTemplate:
         given to the template in the form that it reads. ValueError for a conversation that the template refuses.
         """
         try:
-            return self._render([self._formed(message) for message in self._with_tools(messages)], generate)
+            return self._render([self._format_message(message) for message in self._with_tools(messages)], generate)
         except Exception as error:  # whatever a template raises for a conversation that it does not take
             roles = ", ".join(str(message["role"]) for message in messages)
             raise ValueError(
@@ -240,7 +240,7 @@ class ChatTemplate:
                 said = [*(message["content"] or ()), _part(calls_written(message["tool_calls"]))]
                 said = [said[0], _part("\n"), *said[1:]] if len(said) > 1 else said
                 kept = {name: value for name, value in message.items() if name != "tool_calls"}
-                turns.append({**kept, "content": _joined(said)})
+                turns.append({**kept, "content": _join_texts(said)})
                 continue
             if message["role"] != "tool" or results:
                 turns.append(message)
@@ -248,7 +248,7 @@ class ChatTemplate:
             answer = [_part("<tool_response>\n"), *message["content"], _part("\n</tool_response>")]
             if messages[place - 1]["role"] == "tool":
                 answer = [*turns.pop()["content"], _part("\n"), *answer]
-            turns.append({"role": "user", "content": _joined(answer)})
+            turns.append({"role": "user", "content": _join_texts(answer)})
         if not tools or self.writes_tools:
             return turns
         about = TOOL_PROMPT.replace("TOOLS", "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
@@ -269,7 +269,7 @@ class ChatTemplate:
         user (Mistral Nemo)."""
         try:
             turns = ("system", USER), ("user", RESULTS[0]), ("assistant", ASSISTANT), ("user", RESULTS[1])
-            text = self._render([self._formed(_turn(*turn)) for turn in turns], True)
+            text = self._render([self._format_message(_turn(*turn)) for turn in turns], True)
         except Exception:  # a template that refuses the role
             return False
         return 0 <= text.find(USER) < text.find(RESULTS[0])
@@ -295,9 +295,13 @@ class ChatTemplate:
         if role == "tool" and not self.arguments.get("tools") and self._writes_calls:
             call = {"id": CALL_ID, "type": "function", "function": {"name": CALLED, "arguments": {}}}
             asked = {"role": "assistant", "content": "", "tool_calls": [call]}
-            turns = [self._formed(_turn("user", "zqb2")), asked, {**turns[0], "name": CALLED, "tool_call_id": CALL_ID}]
+            turns = [
+                self._format_message(_turn("user", "zqb2")),
+                asked,
+                {**turns[0], "name": CALLED, "tool_call_id": CALL_ID},
+            ]
         elif role != "user":
-            before, after = self._formed(_turn("user", "zqb2")), self._formed(_turn("user", "zqc3"))
+            before, after = self._format_message(_turn("user", "zqb2")), self._format_message(_turn("user", "zqc3"))
             turns = [*turns, after] if role == "system" else [before, *turns, after]
         try:
             text = self._render(turns, True)
@@ -306,7 +310,7 @@ class ChatTemplate:
             return False
         return USER in text and not re.search(rf"""['"]text['"]:\s*['"]{USER}""", text)
 
-    def _formed(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _format_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message with its content as the template reads it: one text as a text, several parts as a list."""
         role, parts = str(message["role"]), list(message["content"] or ())
         if not parts and "tool_calls" in message:
@@ -340,7 +344,7 @@ def _part(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-def _joined(parts: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+def _join_texts(parts: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
     """Parts of which no two texts stand one behind the other."""
     made: list[Mapping[str, str]] = []
     for part in parts:
@@ -357,18 +361,18 @@ def _turn(role: str, text: str) -> dict[str, Any]:
 def special_tokens(tokenizer: Any, text: str) -> dict[str, bool]:
     """The arguments with which a tokenizer or processor gives ``text`` one beginning-of-sequence token, where it has
     one: what the text begins with already is not added a second time."""
-    plain, beginning = _added(tokenizer, text)
+    plain, beginning = _ids_and_prefix(tokenizer, text)
     return {"add_special_tokens": False} if beginning and plain[: len(beginning)] == beginning else {}
 
 
 def token_ids(tokenizer: Any, text: str) -> list[int]:
     """Ids of a text that a model continues, with what its tokenizer puts in front of a text exactly once; what it would
     put behind it, an end, is left out."""
-    plain, beginning = _added(tokenizer, text)
+    plain, beginning = _ids_and_prefix(tokenizer, text)
     return plain if plain[: len(beginning)] == beginning else [*beginning, *plain]
 
 
-def _added(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
+def _ids_and_prefix(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
     """Ids of a text alone, and those that its tokenizer puts in front of it."""
     plain = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     whole = list(tokenizer(text)["input_ids"])

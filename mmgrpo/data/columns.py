@@ -11,7 +11,7 @@ from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import EMBEDDED
 from mmgrpo.data.limits import SUFFIXES
 from mmgrpo.data.media import IN_MEMORY, Inside, only
-from mmgrpo.data.values import quoted, shown
+from mmgrpo.data.values import quote, show_value
 from mmgrpo.types import Audio
 
 TEXT_KEYS = ("text", "prompt", "problem", "messages", "conversations")
@@ -77,17 +77,15 @@ def columns_of(text: str) -> Mapping[str, str]:
     for pair in filter(None, (part.strip() for part in text.split(","))):
         theirs, _, ours = (part.strip() for part in pair.partition("="))
         if not (theirs and ours):
-            raise ValueError(f"data.columns: got {quoted(pair)}, expected theirs=ours, e.g. question=problem")
+            raise ValueError(f"data.columns: got {quote(pair)}, expected theirs=ours, e.g. question=problem")
         if ours not in OUR_KEYS and not re.fullmatch(r"meta\.\w+", ours):
             raise ValueError(
-                f"data.columns: {quoted(pair)}: a row has no key {quoted(ours)} here.{nearest(ours, OUR_KEYS)} A "
+                f"data.columns: {quote(pair)}: a row has no key {quote(ours)} here.{nearest(ours, OUR_KEYS)} A "
                 "parameter of its task is written meta.<name>"
             )
         role = next((role for role in ROLES if ours in role), (ours,))
         if taken := [columns[key] for key in role if key in columns]:
-            raise ValueError(
-                f"data.columns: {quoted(taken[0])} and {quoted(theirs)} are both '{ours}'; keep one of them"
-            )
+            raise ValueError(f"data.columns: {quote(taken[0])} and {quote(theirs)} are both '{ours}'; keep one of them")
         columns[ours] = theirs
     return columns
 
@@ -128,7 +126,7 @@ def _column(row: Mapping[str, Any], name: str) -> Any:
     if value is None:
         there = [key for key, value in row.items() if value is not None]
         raise ValueError(
-            f"data.columns: no column {quoted(name)} in this row, or nothing in it.{nearest(name, there)[:400]}"
+            f"data.columns: no column {quote(name)} in this row, or nothing in it.{nearest(name, there)[:400]}"
         )
     return value
 
@@ -197,7 +195,7 @@ def with_span(row: dict[str, Any], manifest: bool) -> dict[str, Any]:
         return row
     for name, value in names.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise ValueError(f"'{name}': got {shown(value)}, expected a time in seconds of at least 0")
+            raise ValueError(f"'{name}': got {show_value(value)}, expected a time in seconds of at least 0")
     pairs = {"start": ("start", "offset"), "end": ("end", "duration")}
     for theirs in pairs.values():
         only(names, theirs)
@@ -214,7 +212,7 @@ def is_recording(value: Any) -> bool:
     return isinstance(value, Inside | Audio) or (isinstance(value, Mapping) and "bytes" in value)
 
 
-def unwrapped(answer: Any) -> Any:
+def unwrap(answer: Any) -> Any:
     """A reference answer without the tags of a completion, which R1-V and VLM-R1 store with it."""
     match = WRAPPED.fullmatch(answer) if isinstance(answer, str) else None
     return match[1].strip() if match else answer

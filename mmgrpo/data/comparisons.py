@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from mmgrpo.config.registry import block, table_of
 from mmgrpo.data.messages import calls_written, text_of
-from mmgrpo.data.values import shown
+from mmgrpo.data.values import show_value
 from mmgrpo.randomness import derive
 from mmgrpo.types import Answer, Media, Prompt, Turn
 
@@ -65,11 +65,13 @@ class Comparison:
 
     def __post_init__(self) -> None:
         if [self.text.count(place) for place in PLACES] != [1] * len(PLACES):
-            raise ValueError(f"data.comparison: text: got {shown(self.text)}, expected {', '.join(PLACES)} once each")
+            raise ValueError(
+                f"data.comparison: text: got {show_value(self.text)}, expected {', '.join(PLACES)} once each"
+            )
         if len(self.verdicts) not in (2, 3) or len({*self.verdicts}) < len(self.verdicts) or "" in self.verdicts:
             raise ValueError(
-                f"data.comparison: verdicts: got {shown(list(self.verdicts))}, expected two different texts, or three, "
-                "the last one for ties"
+                f"data.comparison: verdicts: got {show_value(list(self.verdicts))}, expected two different texts, or "
+                "three, the last one for ties"
             )
 
     def __call__(self, prompt: Prompt) -> Prompt:
@@ -99,7 +101,7 @@ class Comparison:
                 places.append(len(parts))
                 parts.append(content_of(first if piece == "{first}" else second))
             elif piece == "{verdicts}":
-                parts.append(self._offered())
+                parts.append(self._verdict_options())
             elif piece:
                 parts.append(piece)
         turns = (Turn("user", tuple(parts)),)
@@ -114,7 +116,7 @@ class Comparison:
             meta={**prompt.meta, "better": where, "comparison": {"places": places, "verdicts": [*self.verdicts]}},
         )
 
-    def _offered(self) -> str:
+    def _verdict_options(self) -> str:
         cases = ("if the first is better", "if the second is", "if they are equally good")
         return ", ".join(f"<answer>{one}</answer> {case}" for one, case in zip(self.verdicts, cases))
 
@@ -136,7 +138,7 @@ def rubric_verdict(
     return Comparison(text, tuple(verdicts), seed)
 
 
-def swapped(prompt: Prompt) -> Prompt:
+def swap_answers(prompt: Prompt) -> Prompt:
     """A comparison with its answers exchanged, and the verdict with them; ValueError for another prompt."""
     made = prompt.meta.get("comparison")
     if not isinstance(made, dict):

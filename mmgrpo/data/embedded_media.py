@@ -1,8 +1,8 @@
 """Media inside of data files: named where the row is read, and read where a model needs them.
 
 The content of a medium (bytes, or base64 as in ``data:image/png;base64,...``) never enters a prompt, which has an
-``Inside`` in its place: ``<data file>::<place in it>``. What is read from there (``limits.opened``) has the limits of
-files.
+``Inside`` in its place: ``<data file>::<place in it>``. What is read from there (``limits.open_source``) has the limits
+of files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from mmgrpo.data.limits import STORES, Unreadable
 from mmgrpo.data.media import IN_MEMORY, Inside
-from mmgrpo.data.values import MAX_DEPTH, shown
+from mmgrpo.data.values import MAX_DEPTH, show_value
 from mmgrpo.types import Audio
 
 MEDIA_KEYS = frozenset(
@@ -60,14 +60,14 @@ class _Memory:
         return Inside(f"memory::{place}")
 
     def read(self, place: str, max_bytes: int) -> bytes:
-        return _limited(self.contents[place], max_bytes)
+        return _check_size(self.contents[place], max_bytes)
 
 
 MEMORY = _Memory()
 STORES["memory"] = MEMORY
 
 
-def referred(
+def refer_media(
     row: Mapping[str, Any], refer: Callable[[tuple[str, ...], bytes | str], Inside], also: Iterable[str] = ()
 ) -> dict[str, Any]:
     """The row with ``refer`` (its key, its content) in the place of every content of a medium.
@@ -107,10 +107,10 @@ def _samples(value: Mapping[str, Any], key: str) -> Audio:
     try:
         samples = torch.as_tensor(value["array"], dtype=torch.float32)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"'{key}.array': got {shown(value['array'])}, expected samples") from error
+        raise ValueError(f"'{key}.array': got {show_value(value['array'])}, expected samples") from error
     if samples.ndim not in (1, 2) or not isinstance(rate, int) or isinstance(rate, bool) or rate < 1:
         raise ValueError(
-            f"'{key}': got samples of shape {list(samples.shape)} at {shown(rate)} Hz, expected [samples] or "
+            f"'{key}': got samples of shape {list(samples.shape)} at {show_value(rate)} Hz, expected [samples] or "
             "[channels, samples] at a rate above 0"
         )
     return Audio(samples.reshape(-1, samples.shape[-1]), rate)
@@ -126,10 +126,10 @@ def content_at(row: Mapping[str, Any], name: str, max_bytes: int) -> bytes:
     value: Any = row
     for key in map(unquote, name.split("/")):
         value = value[int(key)] if isinstance(value, list) else value[key]
-    return _limited(decoded(value), max_bytes)
+    return _check_size(decode(value), max_bytes)
 
 
-def decoded(value: bytes | str) -> bytes:
+def decode(value: bytes | str) -> bytes:
     """The bytes of a medium as a row has them: bytes, or base64."""
     if isinstance(value, bytes):
         return value
@@ -139,7 +139,7 @@ def decoded(value: bytes | str) -> bytes:
         raise Unreadable(f"is no base64 ({error}); encode it again") from error
 
 
-def _limited(value: bytes, max_bytes: int) -> bytes:
+def _check_size(value: bytes, max_bytes: int) -> bytes:
     if not 0 < len(value) <= max_bytes:
         raise Unreadable(f"got {len(value):,} bytes, expected 1 to {max_bytes:,}; scale it down or compress it")
     return value

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
-from mmgrpo.data.embedded_media import content_at, name_of, referred
+from mmgrpo.data.embedded_media import content_at, name_of, refer_media
 from mmgrpo.data.limits import STORES, SUFFIXES, Unreadable
 from mmgrpo.data.media import Inside
 from mmgrpo.data.messages import prompt_of
@@ -78,7 +78,7 @@ def read_row(
         row = file.row(number)
         if isinstance(row, TextRow):
             return Prompt(row["text"], default_id, columns={"text": row["text"]})
-        row = referred(
+        row = refer_media(
             row, lambda keys, _: Inside(f"{file.name}::{number}:{name_of(keys)}"), also=(*columns, *columns.values())
         )
     except ValueError as error:
@@ -284,7 +284,7 @@ def lines_or_array(path: Path) -> DataFile:
     return Array(path) if head.startswith(b"[") else Lines(path)
 
 
-def registered(file: DataFile, store: Any = None) -> DataFile:
+def register(file: DataFile, store: Any = None) -> DataFile:
     """The file, whose media can be read by their names (``limits.STORES``) from now on."""
     STORES[file.name] = store or MediaOfRows(file)
     return file

@@ -25,7 +25,7 @@ from mmgrpo.data.limits import (
     check_image_size,
     is_inside,
     open_image,
-    opened,
+    open_source,
     regular_file,
 )
 from mmgrpo.types import Image
@@ -100,7 +100,7 @@ def size_of(image: str | Path | Image) -> tuple[int, int]:
     if isinstance(image, Image):
         return image.pixels.shape[1], image.pixels.shape[2]
     try:
-        with open_image(opened(str(image), MAX_IMAGE_BYTES)) as header:
+        with open_image(open_source(str(image), MAX_IMAGE_BYTES)) as header:
             turned = header.getexif().get(Base.Orientation, 1) >= SIDEWAYS
             return (header.width, header.height) if turned else (header.height, header.width)
     except Unreadable as error:
@@ -110,7 +110,7 @@ def size_of(image: str | Path | Image) -> tuple[int, int]:
 
 
 def _read(source: str | Path | bytes, name: str) -> Tensor:
-    file = BytesIO(source) if isinstance(source, bytes) else opened(str(source), MAX_IMAGE_BYTES)
+    file = BytesIO(source) if isinstance(source, bytes) else open_source(str(source), MAX_IMAGE_BYTES)
     try:
         # Decode eagerly: a lazy image keeps its file open, and a large set exhausts the file descriptors.
         with open_image(file) as image:

@@ -94,7 +94,7 @@ def content(source: str, max_bytes: int = MAX_IMAGE_BYTES) -> bytes:
     return STORES[container].read(place, max_bytes)
 
 
-def opened(source: str, max_bytes: int = 1 << 62) -> str | BytesIO:
+def open_source(source: str, max_bytes: int = 1 << 62) -> str | BytesIO:
     """The name of a regular file, or the bytes of a medium inside of a data file; ``Unreadable`` otherwise."""
     if is_inside(source):
         return BytesIO(content(source, min(max_bytes, MAX_IMAGE_BYTES)))

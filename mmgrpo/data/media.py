@@ -11,7 +11,7 @@ from typing import Any
 
 from mmgrpo.config.names import nearest
 from mmgrpo.data.limits import MAX_PIXELS
-from mmgrpo.data.values import CONTROL, quoted, shown
+from mmgrpo.data.values import CONTROL, quote, show_value
 from mmgrpo.types import Audio, Image, Media, Video
 
 IN_MEMORY = {"image": Image, "video": Video, "audio": Audio}
@@ -92,7 +92,7 @@ def medium_of(declaration: Mapping[str, Any], kind: str, root: Path) -> Media:
     options = {name: value for name, value in declaration.items() if value is not None}
     key = only(options, ("path", kind))
     if not key:
-        raise ValueError(f"got {shown(options)}, expected an object with 'path'")
+        raise ValueError(f"got {show_value(options)}, expected an object with 'path'")
     source = options.pop(key)
     if isinstance(source, Mapping):  # {"type": "image", "image": {"path": ..., "bytes": null}}
         return medium_of({**source, **options}, kind, root)
@@ -101,13 +101,13 @@ def medium_of(declaration: Mapping[str, Any], kind: str, root: Path) -> Media:
     files: list[Any] = source if isinstance(source, list) and kind == "video" and source else [source]
     if not all(isinstance(file, str) and file for file in files):
         raise ValueError(
-            f"path: got {shown(source)}, expected a string{' or a list of frame files' * (kind == 'video')}"
+            f"path: got {show_value(source)}, expected a string{' or a list of frame files' * (kind == 'video')}"
         )
     if len(files) > MAX_FRAME_FILES:
         raise ValueError(f"path: got {len(files):,} frame files, expected at most {MAX_FRAME_FILES:,}; select fewer")
     named = [file for file in files if not isinstance(file, Inside)]
     if control := [file for file in named if CONTROL.search(file)]:
-        raise ValueError(f"path: got {shown(control[0])}, expected a path without control characters")
+        raise ValueError(f"path: got {show_value(control[0])}, expected a path without control characters")
     if remote := [file for file in named if re.match(REMOTE, file)]:
         raise ValueError(f"{remote[0]:.60} is not a local file; download it first: media are read from disk only")
     paths = tuple(str(file if isinstance(file, Inside) else root / file.removeprefix("file://")) for file in files)
@@ -119,10 +119,10 @@ def options_of(options: Mapping[str, Any], kind: str, source: Any) -> dict[str, 
     """The options of a medium; an unknown option, a wrong value or a contradiction is a ValueError."""
     for name, value in options.items():
         if name not in OPTIONS[kind]:
-            raise ValueError(f"{kind} has no option {quoted(name)}.{nearest(name, OPTIONS[kind])}")
+            raise ValueError(f"{kind} has no option {quote(name)}.{nearest(name, OPTIONS[kind])}")
         is_valid, expected = OPTIONS[kind][name]
         if not is_valid(value):
-            raise ValueError(f"option '{name}': got {shown(value)}, expected {expected}")
+            raise ValueError(f"option '{name}': got {show_value(value)}, expected {expected}")
     for low, high in (("start", "end"), ("min_pixels", "max_pixels")):
         if options.get(low, 0) > options.get(high, math.inf):
             raise ValueError(f"'{low}' must be at most '{high}', got {options[low]} and {options[high]}")

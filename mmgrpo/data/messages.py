@@ -28,11 +28,11 @@ from types import MappingProxyType
 from typing import Any
 
 from mmgrpo.config.names import nearest, plural
-from mmgrpo.data.columns import TEXT_KEYS, likely, unwrapped, with_columns, with_our_keys
+from mmgrpo.data.columns import TEXT_KEYS, likely, unwrap, with_columns, with_our_keys
 from mmgrpo.data.media import IN_MEMORY, medium_of, only, options_of
-from mmgrpo.data.options import lettered, options_in
+from mmgrpo.data.options import letter_options, options_in
 from mmgrpo.data.pairs import with_answers
-from mmgrpo.data.values import CONTROL, ROW_FORMAT, check_values, object_of, one_line, quoted, shown
+from mmgrpo.data.values import CONTROL, ROW_FORMAT, check_values, object_of, one_line, quote, show_value
 from mmgrpo.types import Media, Prompt, Turn
 
 MAX_ID = 256
@@ -117,7 +117,7 @@ def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
     plain = isinstance(row[key], str) and key in ("text", "prompt", "problem")
     turns = _fill([OpenTurn("user", _parts(row[key]))] if plain else _conversation(row[key], key, root), media)
     turns = _with_system(turns, row)
-    reply = written(turns.pop()) if turns[-1].role == "assistant" else ""
+    reply = turn_text(turns.pop()) if turns[-1].role == "assistant" else ""
     if not turns or turns[-1].role not in ("user", "tool"):
         raise ValueError(
             f"'{key}' must end with a turn of the user or of a tool, or with one and the assistant's reply"
@@ -133,7 +133,7 @@ def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
         meta["mask"] = medium_of({"path": meta["mask"]}, "image", root).source
     if reply:
         meta["reply"] = reply
-    own_meta = _typed(row, "meta", dict, {})
+    own_meta = _get_typed(row, "meta", dict, {})
     if duplicates := meta.keys() & own_meta.keys():
         raise ValueError(f"{str(sorted(duplicates))[:200]} occur both next to 'meta' and inside it; keep one of them")
     identity = identity_of(row.get("id", default_id))
@@ -143,17 +143,17 @@ def _prompt(row: Mapping[str, Any], default_id: str, root: Path) -> Prompt:
     named, options = options_in(row)
     if named:
         meta[named] = options
-    task: str = _typed(row, "task", str, "")
+    task: str = _get_typed(row, "task", str, "")
     prompt = Prompt(
         row[key] if plain else text.strip(),
         identity,
-        unwrapped(row.get(answer, reply or None)),
+        unwrap(row.get(answer, reply or None)),
         TASK_NAMES.get(task, task),
         {**meta, **own_meta},
         () if plain else tuple(turns),
         answers=answers,
     )
-    return appended(prompt, lines) if named and (lines := lettered(options, prompt.text)) else prompt
+    return append_text(prompt, lines) if named and (lines := letter_options(options, prompt.text)) else prompt
 
 
 def _own_columns(row: Mapping[str, Any], prompt: Prompt) -> dict[str, Any]:
@@ -172,10 +172,10 @@ def _with_system(turns: list[Turn], row: Mapping[str, Any]) -> list[Turn]:
     """The turns with the row's system prompt in front. ValueError for one that would be the second, and for tools."""
     if tools := row.get("tools") or None:
         raise ValueError(
-            f"'tools': got {shown(tools)}, expected none: the tools of a run are functions and classes of your own, "
-            "which sampling.tools names for all rows; remove the key"
+            f"'tools': got {show_value(tools)}, expected none: the tools of a run are functions and classes of your "
+            "own, which sampling.tools names for all rows; remove the key"
         )
-    system = _typed(row, "system", str, "")
+    system = _get_typed(row, "system", str, "")
     if not system.strip():
         return turns
     if any(turn.role == "system" for turn in turns):
@@ -183,7 +183,7 @@ def _with_system(turns: list[Turn], row: Mapping[str, Any]) -> list[Turn]:
     return [Turn("system", (system,)), *turns]
 
 
-def worded(prompt: Prompt, system: str = "", template: str = "") -> Prompt:
+def apply_wording(prompt: Prompt, system: str = "", template: str = "") -> Prompt:
     """The prompt with the system prompt ``system`` where it has none, and with ``template`` around the text of the
     user's last turn, in the place of ``{text}``; media keep their places."""
     turns = list(prompt.turns or (Turn("user", (prompt.text,)),))
@@ -205,7 +205,7 @@ def worded(prompt: Prompt, system: str = "", template: str = "") -> Prompt:
     return replace(prompt, text=text, turns=() if plain else tuple(turns))
 
 
-def appended(prompt: Prompt, text: str) -> Prompt:
+def append_text(prompt: Prompt, text: str) -> Prompt:
     """The prompt with a text at the end of its last user turn."""
     last = max((place for place, turn in enumerate(prompt.turns) if turn.role == "user"), default=-1)
     turns = tuple(
@@ -214,7 +214,7 @@ def appended(prompt: Prompt, text: str) -> Prompt:
     return replace(prompt, text=prompt.text + text, turns=turns)
 
 
-def preceded(prompt: Prompt, text: str) -> Prompt:
+def prepend_text(prompt: Prompt, text: str) -> Prompt:
     """The prompt with a text at the beginning of its first user turn."""
     first = next((place for place, turn in enumerate(prompt.turns) if turn.role == "user"), -1)
     turns = tuple(
@@ -231,44 +231,46 @@ def text_of(turns: Iterable[Turn]) -> str:
 def identity_of(value: Any) -> str:
     """An id as a string; ValueError where it is none, or too long, empty or with control characters."""
     if not isinstance(value, str | int) or isinstance(value, bool):
-        raise ValueError(f"'id': got {shown(value)}, expected a string or an integer")
+        raise ValueError(f"'id': got {show_value(value)}, expected a string or an integer")
     if not 0 < len(str(value)) <= MAX_ID or CONTROL.search(str(value)):
-        raise ValueError(f"'id': got {shown(value)}, expected 1 to {MAX_ID} characters without control characters")
+        raise ValueError(f"'id': got {show_value(value)}, expected 1 to {MAX_ID} characters without control characters")
     return str(value)
 
 
 def _conversation(turns: Any, key: str, root: Path) -> list[OpenTurn]:
     """The turns of a row, with places for the media of its columns."""
     if key in ("text", "problem"):
-        raise ValueError(f"'{key}': got {shown(turns)}, expected a string")
+        raise ValueError(f"'{key}': got {show_value(turns)}, expected a string")
     if not isinstance(turns, list) or not turns:
-        raise ValueError(f"'{key}': got {shown(turns)}, expected a list of turns{' or a string' * (key == 'prompt')}")
+        raise ValueError(
+            f"'{key}': got {show_value(turns)}, expected a list of turns{' or a string' * (key == 'prompt')}"
+        )
     speaker, content = TURN_KEYS["conversations" if key == "conversations" else "messages"]
     conversation = []
     for number, turn in enumerate(turns, start=1):
         expected = f"expected an object with '{speaker}' and '{content}'"
         if not isinstance(turn, dict) or turn.get(speaker) is None:
-            raise ValueError(f"turn {number}: got {shown(turn)}, {expected}")
+            raise ValueError(f"turn {number}: got {show_value(turn)}, {expected}")
         given = {name: value for name, value in turn.items() if value not in (None, []) or name == content}
         keys = {name: value for name, value in given.items() if name in OTHER_KEYS}
         if unknown := given.keys() - keys.keys() - {speaker, content}:
             raise ValueError(
-                f"turn {number}: got the key {quoted(min(unknown))}, {expected}, or {', '.join(OTHER_KEYS)}"
+                f"turn {number}: got the key {quote(min(unknown))}, {expected}, or {', '.join(OTHER_KEYS)}"
             )
         if "tool_calls" in keys:
             keys["tool_calls"] = _tool_calls(keys["tool_calls"], f"turn {number}: tool_calls")
         role, value = str(turn[speaker]), turn.get(content)
         if value is None:
             if "tool_calls" not in keys:
-                raise ValueError(f"turn {number}: got {shown(turn)}, {expected}")
+                raise ValueError(f"turn {number}: got {show_value(turn)}, {expected}")
             keys["content"], value = None, []
         for name in keys.keys() - {"tool_calls", "content"}:
             if not isinstance(keys[name], str):
-                raise ValueError(f"turn {number}: '{name}': got {shown(keys[name])}, expected a string")
+                raise ValueError(f"turn {number}: '{name}': got {show_value(keys[name])}, expected a string")
         if role not in ROLES:
-            raise ValueError(f"turn {number}: unknown role {quoted(role)}.{nearest(role, ROLES)}")
+            raise ValueError(f"turn {number}: unknown role {quote(role)}.{nearest(role, ROLES)}")
         if "tool_calls" in keys and ROLES[role] != "assistant":
-            raise ValueError(f"turn {number}: got tool_calls of role {quoted(role)}, expected the role 'assistant'")
+            raise ValueError(f"turn {number}: got tool_calls of role {quote(role)}, expected the role 'assistant'")
         blocks = value if isinstance(value, list) else [{"type": "text", "text": value}]
         parts = tuple(part for block in blocks for part in _block(block, f"turn {number}", root))
         conversation.append(OpenTurn(ROLES[role], parts, keys))
@@ -279,12 +281,12 @@ def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
     """The calls of a message with their arguments as objects, of which OpenAI's messages have the text."""
     expected = 'expected a list of {"function": {"name": ..., "arguments": {...}}}'
     if not isinstance(calls, list):
-        raise ValueError(f"{place}: got {shown(calls)}, {expected}")
+        raise ValueError(f"{place}: got {show_value(calls)}, {expected}")
     read = []
     for call in calls:
         own = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(own, dict) or not isinstance(own.get("name"), str):
-            raise ValueError(f"{place}: got {shown(call)}, {expected}")
+            raise ValueError(f"{place}: got {show_value(call)}, {expected}")
         given = own.get("arguments")
         if isinstance(given, str):
             try:
@@ -292,7 +294,7 @@ def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
             except ValueError as error:
                 raise ValueError(f"{place}: arguments: {error}") from None
         if not isinstance(given, dict | None):
-            raise ValueError(f"{place}: got arguments {shown(given)}, {expected}")
+            raise ValueError(f"{place}: got arguments {show_value(given)}, {expected}")
         called = {**own, "arguments": given or {}}
         read.append({**call, "function": called} if own is not call else called)
     return read
@@ -305,7 +307,7 @@ def calls_written(calls: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in texts)
 
 
-def written(turn: Turn) -> str:
+def turn_text(turn: Turn) -> str:
     """The text of a turn with its calls."""
     return "\n".join(filter(None, [_text_of(turn), calls_written(turn.keys.get("tool_calls", ()))]))
 
@@ -313,7 +315,7 @@ def written(turn: Turn) -> str:
 def _block(block: Any, place: str, root: Path) -> tuple[str | Media | Place, ...]:
     """The parts of one block of a turn: text, split at its marks, or a medium."""
     if not isinstance(block, dict):
-        raise ValueError(f"{place}: got {shown(block)}, expected an object with 'type'")
+        raise ValueError(f"{place}: got {show_value(block)}, expected an object with 'type'")
     # Columns of a data set have one schema, in which an absent key is null.
     content = {name: value for name, value in block.items() if value is not None}
     kind = str(content.pop("type", None))
@@ -321,10 +323,10 @@ def _block(block: Any, place: str, root: Path) -> tuple[str | Media | Place, ...
         kind, content = OPENAI[kind], {"path": content[kind].get("url") or content[kind].get("data")}
     if kind == "text":
         if content.keys() != {"text"} or not isinstance(content["text"], str):
-            raise ValueError(f"{place}: got {shown(block)}, expected only 'type' and 'text', a string")
+            raise ValueError(f"{place}: got {show_value(block)}, expected only 'type' and 'text', a string")
         return _parts(content["text"])
     if kind not in IN_MEMORY:
-        raise ValueError(f"{place}: unknown block type {quoted(kind)}.{nearest(kind, ['text', *IN_MEMORY])}")
+        raise ValueError(f"{place}: unknown block type {quote(kind)}.{nearest(kind, ['text', *IN_MEMORY])}")
     if not content.keys() & {"path", kind}:
         return (Place(kind, options_of(content, kind, ())),)
     return (medium_of(content, kind, root),)
@@ -378,8 +380,8 @@ def _text_of(turn: Turn) -> str:
     return "".join(part for part in turn.parts if isinstance(part, str)).strip()
 
 
-def _typed(row: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
+def _get_typed(row: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
     value = row.get(key, default)
     if not isinstance(value, kind):
-        raise ValueError(f"'{key}': got {shown(value)}, expected {'a string' if kind is str else 'an object'}")
+        raise ValueError(f"'{key}': got {show_value(value)}, expected {'a string' if kind is str else 'an object'}")
     return value

@@ -18,7 +18,7 @@ def options_in(row: Mapping[str, Any]) -> tuple[str, list[Any] | dict[str, Any]]
     A text that is a list, as MMMU has it, is read as one.
     """
     for key in KEYS:
-        value = _listed(row.get(key))
+        value = _parse_list(row.get(key))
         texts = list(value.values()) if isinstance(value, Mapping) else value
         if isinstance(texts, list) and 1 < len(texts) <= len(ascii_uppercase):
             if all(isinstance(text, str | int | float) for text in texts):
@@ -26,7 +26,7 @@ def options_in(row: Mapping[str, Any]) -> tuple[str, list[Any] | dict[str, Any]]
     return "", []
 
 
-def _listed(value: Any) -> Any:
+def _parse_list(value: Any) -> Any:
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
     for read in (json.loads, literal_eval):
@@ -37,7 +37,7 @@ def _listed(value: Any) -> Any:
     return value
 
 
-def lettered(options: list[Any] | dict[str, Any], text: str) -> str:
+def letter_options(options: list[Any] | dict[str, Any], text: str) -> str:
     """The options as lines "A. cat" behind a prompt; empty where the prompt has the text of every one already."""
     named = options if isinstance(options, dict) else dict(zip(ascii_uppercase, options))
     if all(str(option).casefold() in text.casefold() for option in named.values()):

@@ -22,7 +22,7 @@ from typing import Any
 
 from mmgrpo.data.limits import SUFFIXES
 from mmgrpo.data.media import IN_MEMORY, Inside, medium_of
-from mmgrpo.data.values import shown
+from mmgrpo.data.values import show_value
 from mmgrpo.types import Answer, Prompt
 
 Graded = Sequence[tuple[Any, float]]
@@ -31,7 +31,7 @@ Graded = Sequence[tuple[Any, float]]
 VOTES = {"leftvote": (1.0, 0.0), "rightvote": (0.0, 1.0), "tievote": (0.0, 0.0), "bothbad_vote": (0.0, 0.0)}
 
 
-def _chosen(row: Mapping[str, Any], first: str = "chosen", second: str = "rejected") -> Graded:
+def _grade_chosen(row: Mapping[str, Any], first: str = "chosen", second: str = "rejected") -> Graded:
     several = [(row[first], 1.0), (row[second], 0.0)]
     listed = [
         isinstance(value, list) and bool(value) and all(isinstance(v, str) for v in value) for value, _ in several
@@ -41,56 +41,61 @@ def _chosen(row: Mapping[str, Any], first: str = "chosen", second: str = "reject
     return several
 
 
-def _given(value: Any) -> Graded:
+def _grade_by_order(value: Any) -> Graded:
     several = value if isinstance(value, list) else [value]
     return [(one, -float(place)) for place, one in enumerate(several)]
 
 
-def _listed(row: Mapping[str, Any], contents: str, numbers: str, sign: float) -> Graded:
+def _grade_by_numbers(row: Mapping[str, Any], contents: str, numbers: str, sign: float) -> Graded:
     found, grades = row[contents], row[numbers]
     least = 1 if numbers == "ratings" else 2  # one rated answer may be better than what a policy gets
     for name, value in ((contents, found), (numbers, grades)):
         if not isinstance(value, list) or len(value) != len(found) or len(value) < least:
             raise ValueError(
-                f"'{name}': got {shown(value)}, expected a list of {least} or more, as long as '{contents}'"
+                f"'{name}': got {show_value(value)}, expected a list of {least} or more, as long as '{contents}'"
             )
     return [(one, sign * _number(grade, numbers)) for one, grade in zip(found, grades, strict=True)]
 
 
-def _voted(row: Mapping[str, Any], first: str, second: str) -> Graded:
+def _grade_votes(row: Mapping[str, Any], first: str, second: str) -> Graded:
     if row["vote_type"] not in VOTES:
-        raise ValueError(f"'vote_type': got {shown(row['vote_type'])}, expected one of {', '.join(VOTES)}")
+        raise ValueError(f"'vote_type': got {show_value(row['vote_type'])}, expected one of {', '.join(VOTES)}")
     return list(zip((row[first], row[second]), VOTES[row["vote_type"]], strict=True))
 
 
 def _number(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise ValueError(f"'{name}': got {shown(value)}, expected a number")
+        raise ValueError(f"'{name}': got {show_value(value)}, expected a number")
     return float(value)
 
 
 LAYOUTS: dict[tuple[str, ...], tuple[str, Callable[[Mapping[str, Any]], Graded]]] = {
-    ("chosen", "rejected"): ("", _chosen),
+    ("chosen", "rejected"): ("", _grade_chosen),
     **{
         (f"chosen_{kind}", f"rejected_{kind}"): (
             kind,
-            lambda row, kind=kind: _chosen(row, f"chosen_{kind}", f"rejected_{kind}"),
+            lambda row, kind=kind: _grade_chosen(row, f"chosen_{kind}", f"rejected_{kind}"),
         )
         for kind in IN_MEMORY
     },
-    **{(f"answer_{kind}",): (kind, lambda row, kind=kind: _given(row[f"answer_{kind}"])) for kind in IN_MEMORY},
-    ("image_path", "human_preference"): ("image", lambda row: _listed(row, "image_path", "human_preference", 1.0)),
-    ("image_path", "rank"): ("image", lambda row: _listed(row, "image_path", "rank", -1.0)),
+    **{
+        (f"answer_{kind}",): (kind, lambda row, kind=kind: _grade_by_order(row[f"answer_{kind}"])) for kind in IN_MEMORY
+    },
+    ("image_path", "human_preference"): (
+        "image",
+        lambda row: _grade_by_numbers(row, "image_path", "human_preference", 1.0),
+    ),
+    ("image_path", "rank"): ("image", lambda row: _grade_by_numbers(row, "image_path", "rank", -1.0)),
     ("path1", "path2"): ("image", lambda row: [(row["path1"], 1.0), (row["path2"], 0.0)]),
     ("jpg_0", "jpg_1", "label_0", "label_1"): (
         "image",
         lambda row: [(row[f"jpg_{n}"], _number(row[f"label_{n}"], f"label_{n}")) for n in (0, 1)],
     ),
-    ("generations", "ranking"): ("image", lambda row: _listed(row, "generations", "ranking", -1.0)),
-    ("left_image", "right_image", "vote_type"): ("image", lambda row: _voted(row, "left_image", "right_image")),
-    ("left_video", "right_video", "vote_type"): ("video", lambda row: _voted(row, "left_video", "right_video")),
-    ("left", "right", "vote_type"): ("", lambda row: _voted(row, "left", "right")),
-    ("outputs", "ratings"): ("", lambda row: _listed(row, "outputs", "ratings", 1.0)),
+    ("generations", "ranking"): ("image", lambda row: _grade_by_numbers(row, "generations", "ranking", -1.0)),
+    ("left_image", "right_image", "vote_type"): ("image", lambda row: _grade_votes(row, "left_image", "right_image")),
+    ("left_video", "right_video", "vote_type"): ("video", lambda row: _grade_votes(row, "left_video", "right_video")),
+    ("left", "right", "vote_type"): ("", lambda row: _grade_votes(row, "left", "right")),
+    ("outputs", "ratings"): ("", lambda row: _grade_by_numbers(row, "outputs", "ratings", 1.0)),
 }
 """Keys that a row of a layout has to the kind of its media (empty: known by each) and its graded contents."""
 
@@ -112,14 +117,14 @@ def with_answers(row: Mapping[str, Any], root: Path) -> tuple[Mapping[str, Any],
     if "jpg_0" in keys and "caption" in row and "prompt" not in row:
         row["prompt"] = row.pop("caption")
     if not row.keys() & {"text", "prompt", "problem", "messages", "conversations"}:
-        shared = _shared([content for content, _ in graded])
+        shared = _shared_turns([content for content, _ in graded])
         if shared:
             row["prompt"] = shared
     answers = [_answer(content, grade, kind, root) for content, grade in graded]
     return row, tuple(sorted(answers, key=lambda one: -one.grade))
 
 
-def _shared(contents: Sequence[Any]) -> list[Any]:
+def _shared_turns(contents: Sequence[Any]) -> list[Any]:
     """The turns with which all conversations begin; none where they are no conversations."""
     if not all(isinstance(content, list) and content for content in contents):
         return []
@@ -136,7 +141,7 @@ def _answer(content: Any, grade: float, kind: str, root: Path) -> Answer:
     if isinstance(content, list) and content and isinstance(content[-1], Mapping) and "role" in content[-1]:
         last = content[-1]
         if last["role"] != "assistant" or not isinstance(last.get("content"), str):
-            raise ValueError(f"answer: got {shown(last)}, expected a last turn of the assistant with a text")
+            raise ValueError(f"answer: got {show_value(last)}, expected a last turn of the assistant with a text")
         return Answer(last["content"], None, grade)
     if isinstance(content, Mapping) and isinstance(content.get("text"), str):
         return Answer(content["text"], None, grade)
@@ -151,7 +156,7 @@ def _answer(content: Any, grade: float, kind: str, root: Path) -> Answer:
         file = str(of.get("path", "")).lower()
         named = next((name for name in IN_MEMORY if name in of or file.endswith(SUFFIXES[name])), "image")
         return Answer("", medium_of(of, own or kind or named, root), grade)
-    raise ValueError(f"answer: got {shown(content)}, expected a text, turns with the assistant last, or a medium")
+    raise ValueError(f"answer: got {show_value(content)}, expected a text, turns with the assistant last, or a medium")
 
 
 def lacking(prompt: Prompt, kind: str) -> str:
@@ -164,11 +169,11 @@ def lacking(prompt: Prompt, kind: str) -> str:
     if kind != "text":
         for one in prompt.answers:
             if one.media is None or one.media.kind != kind:
-                got = one.media.kind if one.media else f"the text {shown(one.text)}"
+                got = one.media.kind if one.media else f"the text {show_value(one.text)}"
                 return f"has the answer {got}, expected {'an' if kind[0] in 'ai' else 'a'} {kind}"
     return ""
 
 
-def tied(prompt: Prompt) -> bool:
+def is_tied(prompt: Prompt) -> bool:
     """Whether no answer of a prompt is better than another."""
     return len({one.grade for one in prompt.answers}) < 2

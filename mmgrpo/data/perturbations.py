@@ -77,7 +77,9 @@ class Pixels:
         return frames.round().to(pixels.dtype) if pixels.dtype == torch.uint8 else frames.to(pixels.dtype)
 
 
-def masked(media: Media, pixels: Shaped[Tensor, "*frames 3 height width"]) -> Shaped[Tensor, "*frames 3 height width"]:
+def mask_pixels(
+    media: Media, pixels: Shaped[Tensor, "*frames 3 height width"]
+) -> Shaped[Tensor, "*frames 3 height width"]:
     """The pixels of a medium as a change hides them; unchanged without one."""
     return media.options["mask"].apply(pixels) if "mask" in media.options else pixels
 

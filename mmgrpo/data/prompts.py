@@ -18,7 +18,7 @@ from mmgrpo.data.files import (
     lines_or_array,
     place_of,
     read_row,
-    registered,
+    register,
 )
 from mmgrpo.data.webdataset import Shard
 from mmgrpo.types import Prompt
@@ -112,14 +112,14 @@ def whole(attempts: Iterable[Attempt]) -> list[Prompt]:
 
 def _shard(path: Path) -> DataFile:
     shard = Shard(path)
-    return registered(shard, shard)
+    return register(shard, shard)
 
 
 READERS: dict[str, Callable[[Path], DataFile]] = {
-    ".jsonl": lambda path: registered(Lines(path)),
-    ".json": lambda path: registered(lines_or_array(path)),
+    ".jsonl": lambda path: register(Lines(path)),
+    ".json": lambda path: register(lines_or_array(path)),
     ".tar": _shard,
     ".txt": Lines,
-    ".csv": lambda path: registered(Cells(path)),
+    ".csv": lambda path: register(Cells(path)),
 }
 """Endings of data files; ``pipelines.hub`` adds those that need further libraries."""

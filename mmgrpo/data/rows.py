@@ -10,12 +10,12 @@ from typing import Any
 
 from PIL import Image as Pil
 
-from mmgrpo.data.embedded_media import MEMORY, decoded, referred
+from mmgrpo.data.embedded_media import MEMORY, decode, refer_media
 from mmgrpo.data.files import NO_COLUMNS
 from mmgrpo.data.images import from_pil
 from mmgrpo.data.messages import identity_of, prompt_of
 from mmgrpo.data.prompts import distinct, whole
-from mmgrpo.data.values import MAX_DEPTH, check_values, one_line, shown
+from mmgrpo.data.values import MAX_DEPTH, check_values, one_line, show_value
 from mmgrpo.types import Prompt
 
 
@@ -28,7 +28,7 @@ def as_prompts(rows: Any, name: str = "prompts", columns: Mapping[str, str] = NO
     """
     if not isinstance(rows, Iterable) or isinstance(rows, str | bytes | Mapping):
         raise ValueError(f"{name}: got one {type(rows).__name__}, expected a list; write [...] around it")
-    numbered = ((f"{name}[{number}]", f"prompt-{number}", row) for number, row in enumerate(undecoded(rows)))
+    numbered = ((f"{name}[{number}]", f"prompt-{number}", row) for number, row in enumerate(keep_encoded(rows)))
     return whole(distinct((place, partial(_prompt, row, place, name, columns)) for place, name, row in numbered))
 
 
@@ -38,7 +38,7 @@ def _prompt(row: Any, place: str, default_id: str, columns: Mapping[str, str]) -
     if isinstance(row, Mapping):
         try:
             row = {key: in_memory(value) for key, value in row.items() if value is not None}
-            row = referred(row, lambda _, content: MEMORY.keep(decoded(content)), also=columns.values())
+            row = refer_media(row, lambda _, content: MEMORY.keep(decode(content)), also=columns.values())
         except ValueError as error:
             raise ValueError(f"{place}: {one_line(error)}") from error
         except RecursionError as error:
@@ -49,14 +49,14 @@ def _prompt(row: Any, place: str, default_id: str, columns: Mapping[str, str]) -
     try:
         for field, kind in (("text", str), ("id", str), ("task", str), ("meta", Mapping)):
             if not isinstance(getattr(row, field), kind):
-                raise ValueError(f"'{field}': got {shown(getattr(row, field))}, expected a {kind.__name__}")
+                raise ValueError(f"'{field}': got {show_value(getattr(row, field))}, expected a {kind.__name__}")
         check_values({field: getattr(row, field) for field in ("text", "id", "answer", "task", "meta")})
         return replace(row, id=identity_of(row.id or default_id))
     except ValueError as error:
         raise ValueError(f"{place}: {one_line(error)}") from error
 
 
-def undecoded(rows: Any) -> Any:
+def keep_encoded(rows: Any) -> Any:
     """A ``datasets.Dataset`` whose recordings stay encoded, which its own decoder needs a further library for."""
     datasets = sys.modules.get("datasets")
     if datasets is None or not isinstance(rows, datasets.Dataset | datasets.IterableDataset):

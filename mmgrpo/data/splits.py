@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mmgrpo.config.names import plural
-from mmgrpo.data.streaming import joined
+from mmgrpo.data.streaming import join_parts
 from mmgrpo.types import Audio, Image, Media, Output, Prompt, Video
 
 HELDOUT = "heldout"
@@ -31,7 +31,7 @@ class Splits:
 
     def every(self) -> Sequence[Prompt]:
         """The prompts of all splits."""
-        return joined([self.train, self.heldout, *self.extra.values(), self.supervised])
+        return join_parts([self.train, self.heldout, *self.extra.values(), self.supervised])
 
     def map(self, change: Callable[[Sequence[Prompt]], Sequence[Prompt]]) -> Splits:
         """Apply a function to the prompts of every split."""
@@ -73,7 +73,7 @@ def read_splits(
         if not unlabelled:
             refuse_overlap(loaded, origin, path)
         evaluated[name] = list(loaded[: limit or None])
-    return Splits(joined(parts), evaluated.pop(HELDOUT, []), evaluated, origin, given)
+    return Splits(join_parts(parts), evaluated.pop(HELDOUT, []), evaluated, origin, given)
 
 
 def without_answers(prompts: Sequence[Prompt], path: str) -> list[Prompt]:
@@ -92,7 +92,7 @@ def refuse_overlap(prompts: Sequence[Prompt], origin: Mapping[bytes, str], path:
             )
 
 
-def repeated(prompts: Iterable[Prompt]) -> str:
+def describe_repeats(prompts: Iterable[Prompt]) -> str:
     """How many prompts have the text and media of an earlier one, and the first such pair, in words; empty if none."""
     first: dict[bytes, str] = {}
     pairs = []

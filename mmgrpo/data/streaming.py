@@ -82,13 +82,13 @@ class StoredPrompts(Sequence[Prompt]):
         part.defaults = {**part.defaults, **defaults}
         return part
 
-    def changed(self, change: Callable[[Prompt], Prompt]) -> StoredPrompts:
+    def map(self, change: Callable[[Prompt], Prompt]) -> StoredPrompts:
         """The same prompts, each with a change, after those it has already, whenever it is read."""
         part, before = self._at(range(len(self))), self.change
         part.change = change if before is None else lambda prompt: change(before(prompt))
         return part
 
-    def filtered(self, choose: Choose) -> tuple[StoredPrompts, list[Skipped]]:
+    def filter(self, choose: Choose) -> tuple[StoredPrompts, list[Skipped]]:
         """The prompts that ``choose`` keeps, asked block by block, and those that it skips."""
         kept, skipped = array("q"), []
         for start in range(0, len(self), BLOCK):
@@ -135,7 +135,7 @@ class Joined(Sequence[Prompt]):
         return (prompt for part in self.parts for prompt in part)
 
 
-def joined(parts: Sequence[Sequence[Prompt]]) -> Sequence[Prompt]:
+def join_parts(parts: Sequence[Sequence[Prompt]]) -> Sequence[Prompt]:
     """The prompts of all parts: a list, or no copy where some are stored."""
     if any(isinstance(part, StoredPrompts | Joined) for part in parts):
         return Joined(parts)
@@ -147,7 +147,7 @@ def in_blocks(prompts: Sequence[Prompt], choose: Choose) -> tuple[Sequence[Promp
     if isinstance(prompts, Joined):
         chosen = [in_blocks(part, choose) for part in prompts.parts]
         return Joined([usable for usable, _ in chosen]), [one for _, skipped in chosen for one in skipped]
-    return prompts.filtered(choose) if isinstance(prompts, StoredPrompts) else choose(list(prompts))
+    return prompts.filter(choose) if isinstance(prompts, StoredPrompts) else choose(list(prompts))
 
 
 def shows_undecoded(prompts: Sequence[Prompt]) -> bool:

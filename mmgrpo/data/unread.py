@@ -59,11 +59,11 @@ def source_of(module: str) -> Source | None:
         return None
     if spec is None or not spec.origin or not spec.origin.endswith(".py"):
         return None
-    return parsed(Path(spec.origin))
+    return parse_source(Path(spec.origin))
 
 
 @cache
-def parsed(path: Path) -> Source | None:
+def parse_source(path: Path) -> Source | None:
     """The syntax tree of a file; None where it is none of Python."""
     try:
         tree = ast.parse(path.read_bytes())
@@ -173,7 +173,7 @@ def words_of(path: Path, name: str = "") -> frozenset[str] | None:
         if place in seen:
             continue
         seen.add(place)
-        source = parsed(place[0])
+        source = parse_source(place[0])
         if source is None:
             return None
         tree = source.definitions.get(place[1], source.whole)

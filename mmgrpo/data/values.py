@@ -40,18 +40,18 @@ def text_of(line: bytes) -> str:
 
 def object_of(line: str) -> dict[str, Any]:
     """The object of a line of JSON; ValueError where it is no object, or not as RFC 8259 has it, or has a key twice."""
-    return check_object(_parsed(line, ROW_FORMAT, "column"))
+    return check_object(_parse(line, ROW_FORMAT, "column"))
 
 
 def array_of(text: str) -> list[Any]:
     """The array of a text of JSON; errors as ``object_of``, but whether its items are objects is not checked."""
-    rows = _parsed(text, "an array of objects", "line")
+    rows = _parse(text, "an array of objects", "line")
     if not isinstance(rows, list):
         raise ValueError(f"got a {type(rows).__name__}, expected an array of objects")
     return rows
 
 
-def _parsed(text: str, expected: str, unit: str) -> Any:
+def _parse(text: str, expected: str, unit: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
     except json.JSONDecodeError as error:
@@ -81,7 +81,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(content) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise Refused(f"has the key {shown(twice)} twice; keep one of them")
+        raise Refused(f"has the key {show_value(twice)} twice; keep one of them")
     return content
 
 
@@ -96,25 +96,27 @@ def check_values(value: Any, key: str = "", depth: int = 0) -> None:
     strings, and more than ``MAX_DEPTH`` levels.
     """
     if depth > MAX_DEPTH:
-        raise ValueError(f"{quoted(key)}: is nested too deeply; expected at most {MAX_DEPTH} levels")
+        raise ValueError(f"{quote(key)}: is nested too deeply; expected at most {MAX_DEPTH} levels")
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError as error:
             raise ValueError(
-                f"{_named(key)}has a lone surrogate (U+{ord(value[error.start]):04X} at character {error.start}), "
+                f"{_key_prefix(key)}has a lone surrogate (U+{ord(value[error.start]):04X} at character {error.start}), "
                 "half of a character; remove it"
             ) from error
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueError(f"{_named(key)}got {value}, expected a finite number; write null, or leave the key out")
+            raise ValueError(
+                f"{_key_prefix(key)}got {value}, expected a finite number; write null, or leave the key out"
+            )
     elif isinstance(value, int):
         if abs(value) > MAX_INTEGER:
-            raise ValueError(f"{_named(key)}got an integer of more than 308 digits; write it as a string")
+            raise ValueError(f"{_key_prefix(key)}got an integer of more than 308 digits; write it as a string")
     elif isinstance(value, Mapping):
         for name, item in value.items():
             if not isinstance(name, str):
-                raise ValueError(f"{_named(key)}got the key {shown(name)}, expected a string")
+                raise ValueError(f"{_key_prefix(key)}got the key {show_value(name)}, expected a string")
             check_values(name, f"{key}, a key" if key else "a key", depth)
             check_values(item, f"{key}.{name}" if key else name, depth + 1)
     elif isinstance(value, list | tuple):
@@ -122,11 +124,11 @@ def check_values(value: Any, key: str = "", depth: int = 0) -> None:
             check_values(item, f"{key}[{number}]", depth + 1)
 
 
-def _named(key: str) -> str:
-    return f"{quoted(key)}: " if key else ""
+def _key_prefix(key: str) -> str:
+    return f"{quote(key)}: " if key else ""
 
 
-def shown(value: Any) -> str:
+def show_value(value: Any) -> str:
     """A value as JSON for error messages, truncated to 120 characters."""
     try:
         written = json.dumps(value, ensure_ascii=False, default=lambda item: f"<{type(item).__name__}>", skipkeys=True)
@@ -136,7 +138,7 @@ def shown(value: Any) -> str:
     return written if len(written) <= 120 else written[:119] + "…"
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
     """A name in quotation marks for error messages, truncated to 60 characters."""
     return f"'{name}'" if len(name) <= 60 else f"'{name[:59]}…'"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Inside
-from mmgrpo.data.values import MAX_LINE, object_of, shown, text_of
+from mmgrpo.data.values import MAX_LINE, object_of, show_value, text_of
 
 KINDS = {
     **dict.fromkeys(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm"), "image"),
@@ -134,9 +134,11 @@ def _members(path: Path) -> Iterator[Member]:
                 if entry.isdir():
                     continue
                 if not entry.isreg() or entry.issparse():
-                    raise ValueError(f"{path}: {shown(name)} is a link, a device or sparse, expected a regular file")
+                    raise ValueError(
+                        f"{path}: {show_value(name)} is a link, a device or sparse, expected a regular file"
+                    )
                 if entry.offset_data + entry.size > size:
-                    raise ValueError(f"{path}: ends inside of {shown(name)}; copy it again")
+                    raise ValueError(f"{path}: ends inside of {show_value(name)}; copy it again")
                 if not name.startswith((".", "__MACOSX")) and "/." not in name:
                     yield Member(name, entry.offset_data, entry.size)
             end = archive.offset

@@ -65,7 +65,7 @@ from mmgrpo.policies.generation import Drawing
 from mmgrpo.policies.token_model import Query
 from mmgrpo.policies.trajectories import Trajectories
 from mmgrpo.scoring.envelope import Malformed, TooLarge, take
-from mmgrpo.scoring.server import limited
+from mmgrpo.scoring.server import read_body
 from mmgrpo.scoring.wire import LENGTH, frames, read
 from mmgrpo.types import Media, Prompt, Request
 
@@ -620,7 +620,7 @@ def application(
 
     async def act_on(received: Received, act: Callable[[Any], Any]) -> Response:
         try:
-            body = await asyncio.wait_for(limited(received, MOST), body_seconds)
+            body = await asyncio.wait_for(read_body(received, MOST), body_seconds)
         except TimeoutError as error:
             raise Slow(f"the body did not come within {body_seconds:g} s") from error
         value = await asyncio.to_thread(value_of, body) if body else None

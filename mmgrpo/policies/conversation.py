@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmgrpo.data.messages import appended
+from mmgrpo.data.messages import append_text
 from mmgrpo.policies.chains import Chains
 from mmgrpo.policies.generation import Drawer, Drawing, Generated
 from mmgrpo.policies.records import answer_gains
@@ -101,7 +101,7 @@ class Conversation(Completion):
         for span in spans:
             opening = "".join(queries[span.row].opening)
             key = id(span.prompt), opening
-            opened.setdefault(key, appended(span.prompt, opening) if opening else span.prompt)
+            opened.setdefault(key, append_text(span.prompt, opening) if opening else span.prompt)
         places = {key: place for place, key in enumerate(opened)}
         context, features = policy.encode([*opened.values()])
         width = max(span.length for span in spans)

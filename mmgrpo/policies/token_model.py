@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from mmgrpo.data.columns import unwrapped
+from mmgrpo.data.columns import unwrap
 from mmgrpo.runtime.devices import put
 from mmgrpo.types import CONTRAST, HINTED, OWN, Media, Prompt, Reference
 
@@ -136,7 +136,7 @@ def answer_of(prompt: Prompt) -> str:
             "leave them out"
         )
     whole = [*prompt.columns.values(), prompt.meta.get("reply")]
-    return next((one for one in whole if one != prompt.answer and unwrapped(one) == prompt.answer), prompt.answer)
+    return next((one for one in whole if one != prompt.answer and unwrap(one) == prompt.answer), prompt.answer)
 
 
 def answers_of(prompt: Prompt) -> list[str]:

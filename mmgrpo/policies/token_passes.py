@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mmgrpo.data.messages import appended
+from mmgrpo.data.messages import append_text
 from mmgrpo.policies.generation import (
     DecodingState,
     Drawer,
@@ -52,7 +52,7 @@ from mmgrpo.policies.token_scores import ROW, Packed, Sampled, chosen_log_probs
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.networks import REFERENCE_NETWORK, Networks
-from mmgrpo.runtime.products import packed
+from mmgrpo.runtime.products import packed_weights
 from mmgrpo.types import (
     CONTRAST,
     HINT,
@@ -163,7 +163,7 @@ class TokenPasses:
         for one in queries:
             key = id(one.prompt), one.opening
             if key not in read:
-                read[key] = appended(one.prompt, "".join(one.opening)) if any(one.opening) else one.prompt
+                read[key] = append_text(one.prompt, "".join(one.opening)) if any(one.opening) else one.prompt
         distinct, index = distinct_prompts([read[id(query.prompt), query.opening] for query in queries])
         context = self.model.encode(distinct).to(self.device)
         if len(distinct) < len(queries):
@@ -239,7 +239,7 @@ class TokenPasses:
             )
             axes, position = context.positions.shape[1], next_position(context)[rows]
             state = DecodingState(self.model, self.network, hidden[:, -1], cache, context.real[rows], position, axes)
-            with packed(self.network, max_tokens):
+            with packed_weights(self.network, max_tokens):
                 if search is not None:
                     completions = search(self, state, next_token, queries, drawing)
                 else:

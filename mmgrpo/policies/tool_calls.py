@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmgrpo.config.names import nearest
-from mmgrpo.data.values import check_values, object_of, shown
+from mmgrpo.data.values import check_values, object_of, show_value
 
 CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|$)", re.DOTALL)
 """A call as Hermes and Qwen write it: {"name": ..., "arguments": {...}} between tags."""
@@ -95,7 +95,7 @@ def converted_to(schema: Mapping[str, Any], value: Any) -> Any:
             if read is not WRONG and ("enum" not in schema or read in schema["enum"] or read is None):
                 return read
     expected = schema.get("enum") or [name for kind in kinds if (name := kind.get("type")) != "null"]
-    raise ValueError(f"got {shown(value)}, expected {' or '.join(map(str, expected))}")
+    raise ValueError(f"got {show_value(value)}, expected {' or '.join(map(str, expected))}")
 
 
 WRONG = object()

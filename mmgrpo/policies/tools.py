@@ -38,7 +38,7 @@ from torch import Tensor
 from mmgrpo.config.names import nearest
 from mmgrpo.config.ranges import short_repr
 from mmgrpo.data.limits import Unreadable
-from mmgrpo.data.messages import appended
+from mmgrpo.data.messages import append_text
 from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.token_model import Query, Showing, Speller, TokenModel
 from mmgrpo.policies.tool_calls import arguments_of, calls_of
@@ -105,7 +105,7 @@ class Summaries:
 
     def again(self, prompt: Prompt, summary: str) -> Prompt:
         """The prompt of the next context."""
-        return appended(prompt, f"\n\nSummary of the work so far:\n{summary}")
+        return append_text(prompt, f"\n\nSummary of the work so far:\n{summary}")
 
 
 @runtime_checkable

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from mmgrpo.config.registry import bind, block, parse, table_of
-from mmgrpo.data.comparisons import swapped
-from mmgrpo.data.messages import appended
+from mmgrpo.data.comparisons import swap_answers
+from mmgrpo.data.messages import append_text
 from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.token_model import Query, Sequences
 from mmgrpo.policies.token_passes import TokenPasses
@@ -67,7 +67,7 @@ def instructions(prompt: Prompt, *, texts: Sequence[str]) -> list[Form]:
 def both_orders(prompt: Prompt) -> list[Form]:
     """The comparison of ``data.comparison`` as it is, and with its two answers exchanged and the verdict with them: one
     group of both orders, for the reward ``order_consistency`` (J1 of Meta, arXiv:2505.10320)."""
-    forms = (prompt, swapped(prompt))
+    forms = (prompt, swap_answers(prompt))
     return [Form(replace(one, meta={**one.meta, "variant": place}), float(place)) for place, one in enumerate(forms)]
 
 
@@ -151,7 +151,7 @@ def _read_at(prompt: Prompt, variant: int, options: Mapping[str, int]) -> Prompt
 
 def _asked(prompt: Prompt, text: str, **meta: int) -> Prompt:
     """The prompt with a sentence at the end of its last user turn."""
-    return replace(appended(prompt, f" {text}") if text else prompt, meta={**prompt.meta, **meta})
+    return replace(append_text(prompt, f" {text}") if text else prompt, meta={**prompt.meta, **meta})
 
 
 class Variants(Addition):

@@ -194,7 +194,7 @@ def exits(
     return Addition("exits", counted=True, text=text, answer=marker, tokens=tokens, count=count, grouping=True)
 
 
-def named(text: str, prompt: Prompt) -> set[str]:
+def missing_names(text: str, prompt: Prompt) -> set[str]:
     """What a text names that neither every sample has nor the prompt's row."""
     names = set(re.findall(r"\{(\w+)\}", text)) - {"sample", "verdict"}
     return {name for name in names if solution_of(prompt, name) in (None, "")}
@@ -203,7 +203,9 @@ def named(text: str, prompt: Prompt) -> set[str]:
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
-def written(text: str, prompt: Prompt, sample: str = "", right: bool = False, said: Mapping[str, str] = NOTHING) -> str:
+def fill_text(
+    text: str, prompt: Prompt, sample: str = "", right: bool = False, said: Mapping[str, str] = NOTHING
+) -> str:
     """The text with {sample}, {verdict}, {answer}, columns of the prompt's row, and what judges ``said`` of the sample
     in it; ValueError for a column that the row has not."""
 
@@ -225,7 +227,7 @@ def written(text: str, prompt: Prompt, sample: str = "", right: bool = False, sa
 
 def refining(prompt: Prompt, added: Addition, sample: str, right: bool, said: Mapping[str, str] = NOTHING) -> Prompt:
     """The prompt from which a sample is refined."""
-    return with_hint(prompt, written(added.text, prompt, sample, right, said), "")
+    return with_hint(prompt, fill_text(added.text, prompt, sample, right, said), "")
 
 
 def sources(rewards: Sequence[float], added: Addition) -> list[int]:

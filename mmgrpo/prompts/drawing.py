@@ -31,11 +31,11 @@ from mmgrpo.prompts.samplers import (
     Arms,
     Preference,
     Redraws,
-    checked,
+    check_weights,
     with_replacement,
     without_replacement,
 )
-from mmgrpo.prompts.trackers import PROMPTS, READS, TRACKERS, tracked
+from mmgrpo.prompts.trackers import PROMPTS, READS, TRACKERS, tracked_names
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.devices import put
 from mmgrpo.types import OWN, Decisions, Prompt, Request, Rollout
@@ -142,7 +142,7 @@ class Sampling:
 
     def refuse(self, names: Set[str], where: str) -> None:
         """Raise ValueError for a name that blocks read of the ledger and no tracker provides."""
-        for name in sorted(names - tracked(self.trackers)):
+        for name in sorted(names - tracked_names(self.trackers)):
             raise ValueError(
                 f"{where}: a block reads {name}, which no tracker keeps; add '{READS[name].tracker}' to "
                 "algorithm.trackers"
@@ -167,7 +167,9 @@ class Sampling:
         made = Ledger(len(prompts), self.trackers, [index[text] for text in texts], names, given)
         if self.arms is not None and "category_names" in self.arms.needs:
             # Names that no prompt has, and weights that are none, are refused here.
-            checked(self.arms.at(Now(0, 1))({"category_names": names}).weights, f"algorithm.sampler: {self.arms.text}")
+            check_weights(
+                self.arms.at(Now(0, 1))({"category_names": names}).weights, f"algorithm.sampler: {self.arms.text}"
+            )
         return made
 
 
@@ -231,7 +233,7 @@ class Draw:
     version: int | None = None
     """The round whose weights draw, where it is an earlier one by rule (``mmgrpo.rounds.ahead``)."""
 
-    def numbered(self, rollout: Rollout, request: Request, places: Sequence[int]) -> Rollout:
+    def with_prompt_index(self, rollout: Rollout, request: Request, places: Sequence[int]) -> Rollout:
         """The rollout of a part with the field ``prompt_index``, the number of each row's prompt in the training set
         (-1 for a changed prompt), where it was drawn ahead with the ``version`` of the weights that drew each row, and,
         of a later stage, with the keys of the groups that its rows join."""
@@ -302,7 +304,7 @@ class Drawing:
         if self.draws:
             return self.draws[0]
         redraws = self.sampling.redraws(self.ledger)
-        return self._fresh(self._rounded(math.ceil(self.prompts / redraws.rate)) if redraws.adaptive else self.prompts)
+        return self._fresh(self._round_up(math.ceil(self.prompts / redraws.rate)) if redraws.adaptive else self.prompts)
 
     def next(self, result: Estimate, decisions: Decisions) -> Draw | None:
         """The draw after those so far, of which ``result`` is the estimate."""
@@ -316,7 +318,7 @@ class Drawing:
             drawn = sum(len(draw.counts) for draw in self.draws)
             self._part = min(self._part, max(spread_groups, 1) / drawn)
             missing = math.ceil(missing / min(redraws.rate, self._part))
-        return self._fresh(self._rounded(missing))
+        return self._fresh(self._round_up(missing))
 
     def surplus(self, result: Estimate, decisions: Decisions) -> Bool[Tensor, "B"]:
         """Rows of groups that an adaptive draw sampled beyond the first ``prompts`` with spread."""
@@ -327,7 +329,7 @@ class Drawing:
         spread = groups.group_spread(rewards.nan_to_num(0.0), key, scored)
         return torch.isin(key, torch.unique(key[spread & scored])[self.prompts :])
 
-    def _rounded(self, count: int) -> int:
+    def _round_up(self, count: int) -> int:
         return -(-count // self.world) * self.world  # every rank draws as many
 
     def _fresh(self, count: int) -> Draw:
@@ -418,14 +420,14 @@ class Drawing:
         elif self.sampling.choice is not None:
             inputs = self._inputs(self.sampling.choice)
             if "predicted_reward" in self.sampling.choice.needs:
-                inputs["predicted_reward"] = self._predicted(count, allowed)
-            indices = self._preferred(self.sampling.choice(inputs), count, allowed, generator)
+                inputs["predicted_reward"] = self._predict(count, allowed)
+            indices = self._draw_preferred(self.sampling.choice(inputs), count, allowed, generator)
         else:
-            indices = self._ordered(count, allowed)
+            indices = self._take_allowed(count, allowed)
         self.metrics["prompts/distinct_fraction"] = len({*indices}) / len(indices)
         return indices
 
-    def _ordered(self, count: int, allowed: Bool[Tensor, "N"]) -> list[int]:
+    def _take_allowed(self, count: int, allowed: Bool[Tensor, "N"]) -> list[int]:
         """The next allowed prompts of the seeded order."""
         indices: list[int] = []
         while len(indices) < count:
@@ -434,28 +436,28 @@ class Drawing:
             indices += [index for index in some if allowed[index]]
         return indices
 
-    def _predicted(self, count: int, allowed: Bool[Tensor, "N"]) -> Float[Tensor, "N"]:
+    def _predict(self, count: int, allowed: Bool[Tensor, "N"]) -> Float[Tensor, "N"]:
         """The predicted rewards of the candidates of this draw, NaN of other prompts."""
         assert self.sampling.choice is not None and self.ledger.predict is not None
         values, cursor = torch.full((self.order.size,), torch.nan, dtype=torch.float64), self.cursor
-        some = sorted({*self._ordered(count * _parameter(self.sampling.choice, "candidates"), allowed)})
+        some = sorted({*self._take_allowed(count * _parameter(self.sampling.choice, "candidates"), allowed)})
         self.cursor = cursor
         values[torch.tensor(some)] = self.ledger.predict(some)
         return values
 
-    def _preferred(
+    def _draw_preferred(
         self, preference: Preference, count: int, allowed: Bool[Tensor, "N"], generator: torch.Generator
     ) -> list[int]:
         if preference.how == "nearest":
-            some = self._ordered(count * preference.candidates, allowed)
+            some = self._take_allowed(count * preference.candidates, allowed)
             distance = preference.weights[torch.tensor(some)]
             best = sorted(distance.argsort(stable=True)[:count].tolist())
             return [some[place] for place in best]
-        weights = checked(torch.where(allowed, preference.weights.double(), 0.0), "algorithm.sampler")
+        weights = check_weights(torch.where(allowed, preference.weights.double(), 0.0), "algorithm.sampler")
         number = int(preference.share * count)
         if not bool((weights > 0).any()):
             self.metrics["prompts/effective"] = float(allowed.sum())
-            return self._ordered(count, allowed)
+            return self._take_allowed(count, allowed)
         chances = weights / weights.sum()
         self.metrics["prompts/effective"] = float(1 / chances.square().sum())
         draw = without_replacement if preference.how == "distinct" else with_replacement
@@ -466,14 +468,14 @@ class Drawing:
             ),
             number,
         )
-        return indices + self._ordered(count - len(indices), allowed)
+        return indices + self._take_allowed(count - len(indices), allowed)
 
     def _by_category(self, count: int, allowed: Bool[Tensor, "N"], generator: torch.Generator) -> list[int]:
         assert self.sampling.arms is not None
         arms: Arms = self.sampling.arms(self._inputs(self.sampling.arms))
         members = [((self.ledger.category == arm) & allowed).nonzero()[:, 0] for arm in range(len(self.ledger.names))]
         there = torch.tensor([float(len(some) > 0) for some in members], dtype=torch.float64)
-        weights = checked(arms.weights.double() * there, "algorithm.sampler")
+        weights = check_weights(arms.weights.double() * there, "algorithm.sampler")
         if not bool((weights > 0).any()):
             raise ValueError(
                 f"algorithm.sampler: '{self.sampling.arms.text}' gives weight 0 to every category that has prompts "

@@ -63,7 +63,7 @@ class Library:
         lines = [f"{number}. {text}" for number, text in enumerate(self.experiences, 1)]
         return "\n".join([HEADER, *lines, ""]) + "\n" if lines else ""
 
-    def changed(self, answer: str, most: int) -> Library:
+    def apply_operations(self, answer: str, most: int) -> Library:
         """The library after the operations of an answer; what is no valid operation is ignored, and an answer that is
         no list of them changes nothing."""
         kept: list[str | None] = list(self.experiences)
@@ -169,10 +169,8 @@ def learn(
                     continue
                 asked += 1
                 question = difference(prompt, group, present, most)
-                answer = (
-                    ask(question, prompt) if ask else _asked(policy, question, prompt, derive(number, "ask", place))
-                )
-                present = present.changed(answer, most)
+                answer = ask(question, prompt) if ask else _ask(policy, question, prompt, derive(number, "ask", place))
+                present = present.apply_operations(answer, most)
             scored = [value for value, is_valid in zip(values, valid, strict=True) if is_valid]
             found.rounds.append(Round(sum(scored) / len(scored) if scored else float("nan"), asked, present))
             found.library = present
@@ -190,7 +188,7 @@ def difference(prompt: Prompt, group: Sequence[tuple[Output, bool]], library: Li
     )
 
 
-def _asked(policy: Policy, question: str, prompt: Prompt, seed: int) -> str:
+def _ask(policy: Policy, question: str, prompt: Prompt, seed: int) -> str:
     turns = tuple(
         replace(turn, parts=(*(part for part in turn.parts if not isinstance(part, str)), question))
         for turn in prompt.turns

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT, FRACTION, POSITIVE
 from mmgrpo.config.registry import block, table_of
-from mmgrpo.data.messages import appended
+from mmgrpo.data.messages import append_text
 from mmgrpo.randomness import stream
 from mmgrpo.types import HINT, Prompt
 
@@ -112,7 +112,7 @@ def with_hint(prompt: Prompt, hint: str, phrase: str) -> Prompt:
     """The prompt with a hint after the last user turn; itself for an empty hint."""
     if not hint:
         return prompt
-    return replace(appended(prompt, phrase + hint), meta={**prompt.meta, HINT: hint})
+    return replace(append_text(prompt, phrase + hint), meta={**prompt.meta, HINT: hint})
 
 
 def with_budget(prompt: Prompt, hint: Hint) -> Prompt:

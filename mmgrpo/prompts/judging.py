@@ -19,8 +19,8 @@ import torch
 
 from mmgrpo.config.ranges import ANY_NUMBER, ANY_TEXT, COUNT, COUNT_OR_ZERO, FRACTION, one_of
 from mmgrpo.config.registry import Network, Reward, Rule, block, table_of
-from mmgrpo.data.messages import appended
-from mmgrpo.prompts.added import written
+from mmgrpo.data.messages import append_text
+from mmgrpo.prompts.added import fill_text
 from mmgrpo.randomness import stream
 from mmgrpo.types import Prompt
 
@@ -300,11 +300,11 @@ def questions(
         if wrong:
             reflected.append(Question("reflection", key, (one(wrong),), whole=2 * turn < len(groups)))
     if rule.balanced:
-        judged = _balanced(judged, seed, number)
-    return [*_capped(judged, rule.most, seed, number), *_capped(reflected, rule.reflections, seed, number)]
+        judged = _balance(judged, seed, number)
+    return [*_cap(judged, rule.most, seed, number), *_cap(reflected, rule.reflections, seed, number)]
 
 
-def _capped(asked: Sequence[Question], most: int, seed: int, number: int) -> list[Question]:
+def _cap(asked: Sequence[Question], most: int, seed: int, number: int) -> list[Question]:
     """At most so many, drawn by seed, in their order."""
     if len(asked) <= most:
         return list(asked)
@@ -312,24 +312,24 @@ def _capped(asked: Sequence[Question], most: int, seed: int, number: int) -> lis
     return [asked[place] for place in sorted(chosen.tolist())]
 
 
-def _balanced(asked: Sequence[Question], seed: int, number: int) -> list[Question]:
+def _balance(asked: Sequence[Question], seed: int, number: int) -> list[Question]:
     """Of questions about one sample as many with either answer."""
     points = [[one for one in asked if one.kind == "point" and one.right == right] for right in (True, False)]
     least = min(map(len, points))
-    kept = {one.key for some in points for one in _capped(some, least, seed, number)}
+    kept = {one.key for some in points for one in _cap(some, least, seed, number)}
     return [one for one in asked if one.kind != "point" or one.key in kept]
 
 
 def asking(question: Question, prompt: Prompt, samples: Sequence[str], rule: Judging) -> Prompt:
     """The prompt of a question about samples; its answer is the label."""
     if question.kind == "reflection":
-        return replace(appended(prompt, written(rule.reflection, prompt, samples[0])), answers=())
+        return replace(append_text(prompt, fill_text(rule.reflection, prompt, samples[0])), answers=())
     if question.kind == "pair":
         said, names = {"first": samples[0], "second": samples[1]}, rule.letters
-        text = written(rule.pair, prompt, said=said)
+        text = fill_text(rule.pair, prompt, said=said)
     else:
-        names, text = rule.words, written(rule.point, prompt, samples[0])
-    return replace(appended(prompt, text), answer=names[0 if question.right else 1], task=rule.task, answers=())
+        names, text = rule.words, fill_text(rule.point, prompt, samples[0])
+    return replace(append_text(prompt, text), answer=names[0 if question.right else 1], task=rule.task, answers=())
 
 
 def points_of(rubric: str) -> float:
@@ -341,12 +341,12 @@ def proposing(prompt: Prompt, sample: str, score: float, rubric: str) -> Prompt:
     """The prompt by which a rubric is rewritten after a sample of a score in [0, 1]."""
     high = points_of(rubric)
     said = {"rubric": rubric, "prompt": prompt.text, "score": f"{score * high:g}", "high": f"{high:g}"}
-    return Prompt(written(PROPOSED, prompt, sample, said=said))
+    return Prompt(fill_text(PROPOSED, prompt, sample, said=said))
 
 
 def merging(proposals: Sequence[str]) -> Prompt:
     """The prompt by which proposed rubrics become one."""
-    return Prompt(written(MERGED, Prompt(""), said={"proposals": "\n\n".join(proposals)}))
+    return Prompt(fill_text(MERGED, Prompt(""), said={"proposals": "\n\n".join(proposals)}))
 
 
 def scoring(prompt: Prompt, samples: Sequence[str], rule: Judging, rubric: str = "") -> Prompt:
@@ -354,7 +354,7 @@ def scoring(prompt: Prompt, samples: Sequence[str], rule: Judging, rubric: str =
     listed = "\n".join(f"{place}. {sample}" for place, sample in enumerate(samples, 1))
     said = {"samples": listed, "count": str(len(samples)), "low": f"{rule.low:g}", "high": f"{rule.high:g}"}
     said |= {"rubric": rubric, "high": f"{points_of(rubric):g}"} if rubric else {}
-    return appended(prompt, written(rule.point, prompt, samples[0], said=said))
+    return append_text(prompt, fill_text(rule.point, prompt, samples[0], said=said))
 
 
 def verdict(text: str, words: Sequence[str]) -> int | None:

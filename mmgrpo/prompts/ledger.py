@@ -114,7 +114,7 @@ class Rows:
         order = order[(self.own & ~self.reward.isnan())[order]]
         return Rows(**{name: value[order] for name, value in vars(self).items()})
 
-    def seen(self, rows: Tensor, first: bool) -> Seen:
+    def to_seen(self, rows: Tensor, first: bool) -> Seen:
         numbers = self.reward[rows], self.length[rows], self.log_prob[rows], self.advantage[rows], self.group[rows]
         return Seen(*numbers, first, scores=self.scores[rows])
 
@@ -207,15 +207,15 @@ class Ledger:
         for group in torch.unique(rows.group).tolist():
             here = rows.group == group
             index = int(rows.prompt[here][0])
-            self._visit(index, rows.seen(here, not self.columns[PROMPTS]["visits"][index]), number)
+            self._visit(index, rows.to_seen(here, not self.columns[PROMPTS]["visits"][index]), number)
         if len(self.names):
             category = self.category[rows.prompt]
             for index in torch.unique(category).tolist():
                 first = not self.columns[CATEGORIES]["visits"][index]
-                self._track(CATEGORIES, index, rows.seen(category == index, first))
+                self._track(CATEGORIES, index, rows.to_seen(category == index, first))
                 self.columns[CATEGORIES]["visits"][index] += 1
         everything = torch.ones_like(rows.own)
-        self._track(RUN, 0, rows.seen(everything, self.rounds == 0))
+        self._track(RUN, 0, rows.to_seen(everything, self.rounds == 0))
         self.columns[RUN]["rounds"] += 1
         self.history = torch.cat([self.history, self._moment(number)[None]])
 
@@ -329,15 +329,15 @@ class Ledger:
             numbers |= {"draws": draws, "squares": float(table["squares"][index])}
             last = {name: table[f"last_{name}"][index].item() for name in ("mean", "variance", "round")}
             rows.append({**self.labels[index], **numbers, **{f"last_{name}": value for name, value in last.items()}})
-            rows[-1] |= {name: self._shown(name, index) for name in self._kept()}
+            rows[-1] |= {name: self._column_value(name, index) for name in self._tracker_columns()}
         return sorted(rows, key=lambda row: (row["mean"], -row["draws"]))
 
-    def _kept(self) -> list[str]:
+    def _tracker_columns(self) -> list[str]:
         """Columns of trackers, without the sizes of those that hold several numbers."""
         names = [name for name in self.columns[PROMPTS] if name not in BASE[PROMPTS]]
         return [name for name in names if not name.endswith("_size")]
 
-    def _shown(self, name: str, index: int) -> float | list[float]:
+    def _column_value(self, name: str, index: int) -> float | list[float]:
         column = self.columns[PROMPTS][name]
         if column.dim() == 1:
             return float(column[index])

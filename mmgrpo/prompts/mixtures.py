@@ -27,7 +27,7 @@ class Fit:
         return float(self.constant + self.linear @ weights + weights @ self.square @ weights)
 
 
-def fitted(points: Numbers, scores: Numbers, ridge: float) -> Fit:
+def fit_ridge(points: Numbers, scores: Numbers, ridge: float) -> Fit:
     """The ridge regression of scores on weights and their products; the constant is not penalized."""
 
     def fit(points: Numbers, scores: Numbers) -> Fit:

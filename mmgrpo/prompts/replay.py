@@ -62,10 +62,10 @@ class Buffer:
 
     def draw(self, prompt: int, settings: Replay, step: int, generator: torch.Generator) -> list[Stored]:
         """Rows of a prompt by the strategy, in the order in which they entered; none below ``settings.least``."""
-        own = [row for row in self.rows if row.prompt == prompt and not expired(row, settings, step)]
+        own = [row for row in self.rows if row.prompt == prompt and not is_expired(row, settings, step)]
         if len(own) < max(1, settings.least):
             return []
-        found = [own[place] for place in sorted(chosen([row.reward for row in own], settings, generator))]
+        found = [own[place] for place in sorted(choose([row.reward for row in own], settings, generator))]
         return [replace(row, record=self._read(row.digest)) if row.digest else row for row in found]
 
     def insert(
@@ -76,15 +76,15 @@ class Buffer:
         kept, count = [], {}
         entering = [row for row in rows if row.reward > settings.above]
         for row in reversed([*self.rows, *entering]):
-            if expired(row, settings, step) or count.get(row.prompt, 0) >= settings.per_prompt:
+            if is_expired(row, settings, step) or count.get(row.prompt, 0) >= settings.per_prompt:
                 continue
             count[row.prompt] = count.get(row.prompt, 0) + 1
             kept.append(row)
         if settings.tiers:
             kept = within_tiers(kept, settings, averages or {})
-        self.rows = [self._filed(row) for row in kept[: settings.capacity][::-1]]
+        self.rows = [self._file_record(row) for row in kept[: settings.capacity][::-1]]
 
-    def _filed(self, row: Stored) -> Stored:
+    def _file_record(self, row: Stored) -> Stored:
         """The row with its record in a file, where there is a folder."""
         if self.folder is None or row.digest:
             return row
@@ -144,7 +144,7 @@ class Buffer:
                 Stored(prompt, step, rewards[row], tensors["scores"][row], records.get(row, {}), digests[row])
                 for row, (prompt, step) in enumerate(places)
             ]
-            self.rows = [self._filed(row) for row in rows]
+            self.rows = [self._file_record(row) for row in rows]
         else:
             self.rows = []
 
@@ -190,12 +190,12 @@ def within_tiers(newest: Sequence[Stored], settings: Replay, averages: Mapping[i
     return kept
 
 
-def expired(row: Stored, settings: Replay, step: int) -> bool:
+def is_expired(row: Stored, settings: Replay, step: int) -> bool:
     """Whether a row is older than ``settings.age`` optimizer steps."""
     return bool(settings.age) and step - row.step > settings.age
 
 
-def chosen(rewards: Sequence[float], settings: Replay, generator: torch.Generator) -> list[int]:
+def choose(rewards: Sequence[float], settings: Replay, generator: torch.Generator) -> list[int]:
     """Places of at most ``settings.count`` rewards by ``settings.strategy``.
 
     The subset of largest variance consists of the lowest and the highest: all splits are compared (RePO,

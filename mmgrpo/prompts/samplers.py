@@ -332,7 +332,7 @@ SAMPLERS = REDRAWS | FILTERS | CHOICES | ARMS | SIZES | STAGES
 KINDS = {"REDRAWS": REDRAWS, "FILTERS": FILTERS, "CHOICES": CHOICES, "ARMS": ARMS, "SIZES": SIZES, "STAGES": STAGES}
 
 
-def checked(weights: Float[Tensor, "N"], what: str) -> Float[Tensor, "N"]:
+def check_weights(weights: Float[Tensor, "N"], what: str) -> Float[Tensor, "N"]:
     """The weights; ValueError for one that is negative or not finite."""
     if not bool((weights.isfinite() & (weights >= 0)).all()):
         bad = float(weights[~(weights.isfinite() & (weights >= 0))][0])

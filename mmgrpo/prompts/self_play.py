@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mmgrpo.prompts.added import written
+from mmgrpo.prompts.added import fill_text
 from mmgrpo.prompts.judging import SelfPlay, verdict
 from mmgrpo.randomness import stream
 from mmgrpo.types import Prompt
@@ -45,7 +45,7 @@ def documents_of(prompt: Prompt) -> list[str]:
     return list(given)
 
 
-def drawn(prompt: Prompt, rule: SelfPlay, seed: int, number: int, slot: int) -> tuple[int, ...]:
+def draw_documents(prompt: Prompt, rule: SelfPlay, seed: int, number: int, slot: int) -> tuple[int, ...]:
     """Which documents the questioner reads in round ``number``."""
     count = len(documents_of(prompt))
     order = torch.randperm(count, generator=stream(seed, "documents", number, slot))[: rule.documents]
@@ -58,20 +58,20 @@ def asking(prompt: Prompt, read: Sequence[int], memory: Sequence[Pair], rule: Se
     shown = sorted({*read}.union(*(one.documents for one in memory)))
     history = "".join(f"Earlier question: {one.question}\nIts answer: {one.answer}\n\n" for one in memory)
     said = {"documents": "\n\n".join(every[place] for place in shown), "history": history, "prompt": prompt.text}
-    return replace(prompt, text=written(rule.ask, prompt, said=said), turns=())
+    return replace(prompt, text=fill_text(rule.ask, prompt, said=said), turns=())
 
 
 def answering(prompt: Prompt, pair: Pair, rule: SelfPlay, grounded: bool = True) -> Prompt:
     """The prompt of the responder, with all documents or none."""
     documents = "\n\n".join(documents_of(prompt)) if grounded else ""
-    text = written(rule.answer, prompt, said={"documents": documents, "question": pair.question}).strip()
+    text = fill_text(rule.answer, prompt, said={"documents": documents, "question": pair.question}).strip()
     return Prompt(text, prompt.id, answer=pair.answer, task=rule.task)
 
 
 def verifying(prompt: Prompt, pair: Pair, sample: str, rule: SelfPlay) -> Prompt:
     """The prompt of the verifier."""
     said = {"question": pair.question, "answer": pair.answer}
-    return Prompt(written(rule.verify, prompt, sample, said=said), prompt.id)
+    return Prompt(fill_text(rule.verify, prompt, sample, said=said), prompt.id)
 
 
 def pair_in(text: str) -> Pair | None:

@@ -361,7 +361,7 @@ LEDGER_FIELDS = frozenset(READS) - {"arm_values"}
 """Reads that a round gives to the blocks of advantages, for each row."""
 
 
-def tracked(trackers: Sequence[Bound]) -> frozenset[str]:
+def tracked_names(trackers: Sequence[Bound]) -> frozenset[str]:
     """The names of ``READS`` that these trackers provide."""
     names = {bound.text.partition("(")[0].strip() for bound in trackers} | {""}
     return frozenset(name for name, read in READS.items() if read.tracker in names)

@@ -27,7 +27,7 @@ from mmgrpo.report.run_folder import read_evaluation, read_measured
 from mmgrpo.report.terminal import style
 from mmgrpo.report.untrusted import MAX_CONFIG, MAX_JSON, mapping, parse_json, parse_yaml, printable, read_text
 from mmgrpo.statistics import Interval, best_of, bootstrap_mean
-from mmgrpo.terminal import styled
+from mmgrpo.terminal import style_text
 from mmgrpo.terminal import table as terminal_table
 
 WHICH = {
@@ -239,7 +239,7 @@ def coloured(row: Row) -> list[str]:
     """``cells`` with significant differences in colours, where the output has any."""
     line = cells(row)
     for place, one in ((5, row.gain), (7, row.against)):
-        line[place] = styled(line[place], *(style(one.as_dict(), row.direction) if one else ()))
+        line[place] = style_text(line[place], *(style(one.as_dict(), row.direction) if one else ()))
     return line
 
 

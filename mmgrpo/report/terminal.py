@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mmgrpo.terminal import paragraph, styled, table
+from mmgrpo.terminal import paragraph, style_text, table
 
 FEW = 3
 """Trained rewards that the verdict names."""
@@ -27,7 +27,8 @@ def closing(summary: Mapping[str, Any]) -> str:
         lines.append(f"{summary['nonfinite_steps']} steps had a loss or gradient that is not finite and were skipped")
     if alarms := summary.get("alarms", ()):
         lines.append(
-            styled("ALARM", "bold", "red") + f": {', '.join(map(title, alarms))} (in words above and in report.html)"
+            style_text("ALARM", "bold", "red")
+            + f": {', '.join(map(title, alarms))} (in words above and in report.html)"
         )
     if summary["eval"]:
         lines += ["", *comparison(summary["eval"], "reward", trained, "blind" if blind else "", blind)]
@@ -75,7 +76,7 @@ def change(
     gain, word = interval(difference, "+"), ("within noise", "better", "worse")[towards(difference, direction)]
     return (
         f"{name} from {before['mean']:.3f} to {after['mean']:.3f}, {gain} on {difference['n']} prompts: "
-        f"{styled(word, *style(difference, direction))}"
+        f"{style_text(word, *style(difference, direction))}"
     )
 
 
@@ -110,7 +111,7 @@ def comparison(
     """The lines of a table: before, after and difference by name, and optionally one more column."""
     rows = []
     for name, difference in sides["difference"].items():
-        gain = styled(interval(difference, "+"), *style(difference, directions.get(name, 0)))
+        gain = style_text(interval(difference, "+"), *style(difference, directions.get(name, 0)))
         means = [number(sides[side][name]["mean"]) for side in SIDES[:2]]
         rows.append([name, *means, gain, str(difference["n"]), *([(cells or {}).get(name, "")] if column else [])])
     return table(

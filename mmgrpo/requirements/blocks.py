@@ -142,7 +142,7 @@ def lines_of(recipe: AdvantageRecipe, loss: LossRecipe, samplers: Sequence[Bound
     }
 
 
-def required(
+def requirements_of(
     recipe: AdvantageRecipe, loss: LossRecipe, samplers: Sequence[Bound] = ()
 ) -> Iterator[tuple[str, str, str]]:
     """What the blocks of an algorithm require: its line, the block as it is written, and the name."""
@@ -197,7 +197,7 @@ def refuse_unmet(
 ) -> None:
     """ValueError for a block that requires what is not among ``has``; ``stated``: whether that tells all that the
     policy has, without which only the other requirements are checked."""
-    for line, text, name in required(recipe, loss, samplers):
+    for line, text, name in requirements_of(recipe, loss, samplers):
         if name not in REQUIREMENTS:
             raise ValueError(f"algorithm.{line}: '{text}' requires '{name}'.{nearest(name, REQUIREMENTS)}")
         one = REQUIREMENTS[name]

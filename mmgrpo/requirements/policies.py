@@ -36,7 +36,7 @@ def refuse_mismatch(
     known |= {"positions": policy.kind != "tokens", "hidden_states": "hidden_state" in policy.provides}
     known |= {"steps": known["turns"] or bool(policy.fields & STEP_FIELDS)} | {one: one in given for one in OF_NETWORKS}
     refuse_unmet(recipe, loss, REQUIREMENTS.keys() - {name for name, there in known.items() if not there})
-    for who, needed, there, remedy in asked(policy, recipe, loss, scorers):
+    for who, needed, there, remedy in policy_requirements(policy, recipe, loss, scorers):
         if lacking := sorted(needed - there):
             raise ValueError(
                 f"{who} {', '.join(lacking)}, which this policy of {policy.kind} does not record (it records "
@@ -44,7 +44,7 @@ def refuse_mismatch(
             )
 
 
-def asked(
+def policy_requirements(
     policy: Policy, recipe: AdvantageRecipe, loss: LossRecipe, scorers: Sequence[Scorer]
 ) -> Iterator[tuple[str, Set[str], Set[str], str]]:
     """What is asked of a policy: who asks, for what, what it has of this kind, and what to do without it."""

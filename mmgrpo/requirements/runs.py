@@ -28,7 +28,7 @@ def refuse_unfit(run: Run, rounds: RoundSettings, evaluates: bool) -> None:
     if run.steps < 1:
         raise ValueError(f"got steps {run.steps}, expected at least 1")
     recipe, loss, blocks = run.recipe, run.loss, rounds.samplers.blocks
-    refuse_start(rounds.group_size, recipe, loss, run.scorers, float(run.callbacks.given(run.steps - 1) is not None))
+    refuse_start(rounds.group_size, recipe, loss, run.scorers, float(run.callbacks.giver(run.steps - 1) is not None))
     rounds.samplers.refuse((recipe.fields | loss.fields) & LEDGER_FIELDS, "algorithm")
     refuse_unmet(recipe, loss, (REQUIREMENTS.keys() - OF_NETWORKS.keys()) | of_algorithm(loss), samplers=blocks)
     refuse_unread(recipe, loss, blocks)

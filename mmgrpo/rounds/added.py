@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from accelerate import Accelerator
 
-from mmgrpo.prompts.added import Addition, named, refining, sources, way, written
+from mmgrpo.prompts.added import Addition, fill_text, missing_names, refining, sources, way
 from mmgrpo.prompts.hints import solution_of
 from mmgrpo.randomness import derive, stream
 from mmgrpo.rollout import RoundRows
@@ -29,7 +29,7 @@ from mmgrpo.rounds.rows import (
     samples_of,
     text_of,
     totals,
-    unpacked,
+    unpack_rows,
     with_old_log_probs,
     without_log_probs,
     without_success,
@@ -99,18 +99,18 @@ class SecondStage:
             found = policy.answers([group.prompt for group in groups], added.count)
             made = [(group, record) for group, records in zip(groups, found, strict=True) for record in records]
         elif added.kind == "drawn" and groups:
-            made = self._drawn(groups)
+            made = self._draw_samples(groups)
         elif groups:
             samples = {group.key: samples_of(group, rows, decisions, result) for group in groups}
             if added.kind == "refined":
-                made = self._refined(groups, samples, rows)
+                made = self._refine(groups, samples, rows)
             else:
-                made, gone = self._corrected(groups, samples)
+                made, gone = self._correct(groups, samples)
         rollout, scores = None, None
         origin = HINTED if added.kind in REWRITTEN else REFERENCE if added.old == "one" else GIVEN
         if made:
             pairs, keys = [(group.prompt, record) for group, record in made], [group.key for group, _ in made]
-            rollout = unpacked(policy, pairs, keys, origin, [group.number for group, _ in made], self.request)
+            rollout = unpack_rows(policy, pairs, keys, origin, [group.number for group, _ in made], self.request)
             if added.old == "recomputed":
                 rollout = with_old_log_probs(policy, rollout, undrawn=True)
             request = replace(self.request, prompts=rollout.prompts, slots=keys, group_size=1)
@@ -132,7 +132,7 @@ class SecondStage:
         rewards = [one for one in totals(rows, rows.scores[-1]) if one > -torch.inf]
         return {"added/rows": float(last.rows), "added/reward": sum(rewards) / max(1, len(rewards))}
 
-    def _drawn(self, groups: Sequence[Group]) -> list[tuple[Group, Record]]:
+    def _draw_samples(self, groups: Sequence[Group]) -> list[tuple[Group, Record]]:
         """Samples of another network on the prompts as they are."""
         policy = self.policy
         assert isinstance(policy, Storing)
@@ -147,7 +147,7 @@ class SecondStage:
         records = policy.pack(rollout, rows)
         return [(of[slots[row]], without_log_probs(record)) for row, record in zip(rows, records, strict=True)]
 
-    def _refined(
+    def _refine(
         self, groups: Sequence[Group], samples: Mapping[int, Sequence[Sample]], rows: RoundRows
     ) -> list[tuple[Group, Record]]:
         """The best refinements of groups, as rows of their prompts as they are."""
@@ -159,7 +159,7 @@ class SecondStage:
             if samples[group.key]
             for number in sources([one.reward for one in samples[group.key]], added)
         }
-        said = self._said(chosen, rows)
+        said = self._judge_remarks(chosen, rows)
         known = set[str]().union(*said.values())
         chosen = {slot: one for slot, one in chosen.items() if said[slot].keys() >= known}  # else its judge failed
         if not chosen:
@@ -183,14 +183,14 @@ class SecondStage:
         records = policy.pack(rollout, [row for _, row in best])
         return [(group, without_log_probs(record)) for (group, _), record in zip(best, records, strict=True)]
 
-    def _said(self, chosen: Mapping[int, tuple[Group, Sample]], rows: RoundRows) -> dict[int, dict[str, str]]:
+    def _judge_remarks(self, chosen: Mapping[int, tuple[Group, Sample]], rows: RoundRows) -> dict[int, dict[str, str]]:
         """What the judges of rewards say of samples, as far as the text of a refinement names it."""
-        names = set[str]().union(*(named(self.added.text, group.prompt) for group, _ in chosen.values()))
+        names = set[str]().union(*(missing_names(self.added.text, group.prompt) for group, _ in chosen.values()))
         prompts = [group.prompt for group, _ in chosen.values()]
         outputs = [one.rollout.outputs[one.row] for _, one in chosen.values()]
         return dict(zip(chosen, texts_said(rows.scorers, prompts, outputs, names), strict=True))
 
-    def _corrected(
+    def _correct(
         self, groups: Sequence[Group], samples: Mapping[int, Sequence[Sample]]
     ) -> tuple[list[tuple[Group, Record]], list[int]]:
         """Corrections of wrong samples, early exits of the first of a group, and places of what gives way."""
@@ -225,7 +225,7 @@ class SecondStage:
                 elif how == "replaced" and isinstance(solution, str) and solution:
                     made.append((group, policy.written(solution)))
                 else:
-                    ending = policy.written(written(added.answer, group.prompt))
+                    ending = policy.written(fill_text(added.answer, group.prompt))
                     made.append((group, policy.extended(policy.unfinished(record, ""), ending)))
         # All that goes on is drawn at once, each behind a beginning of its own.
         if going:

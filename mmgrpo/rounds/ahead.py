@@ -37,7 +37,7 @@ from mmgrpo.randomness import derive
 from mmgrpo.rollout import RoundSettings
 from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.runtime.distributed import DataRank, drawing_weights
-from mmgrpo.runtime.sharding import exchanged, stored, stored_like
+from mmgrpo.runtime.sharding import stored_copy, stored_like, swap_weights
 from mmgrpo.types import Request
 
 TABLE = "drawing-"
@@ -122,7 +122,7 @@ class Ahead(Callback):
             if n in self.chosen or start >= self.run.steps:
                 continue
             if n > number and number not in self.versions:
-                self.versions[number] = {name: stored(one, network) for name, one in self.run.trained.items()}
+                self.versions[number] = {name: stored_copy(one, network) for name, one in self.run.trained.items()}
             drawing = self._drawing(n, self.run.hyperparameters(start).rounds, self._front(cursor), number)
             drawing.first()
             self.chosen[n] = drawing
@@ -176,7 +176,7 @@ class Ahead(Callback):
             if version is None or version == number:
                 yield
             else:
-                with exchanged(self.run.policy.network, self.versions[version]):
+                with swap_weights(self.run.policy.network, self.versions[version]):
                     yield
         finally:
             if engine is not None:

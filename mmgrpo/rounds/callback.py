@@ -319,7 +319,7 @@ class Callbacks:
             stated = callback.at(step, stated)
         return stated
 
-    def given(self, step: int) -> Callback | None:
+    def giver(self, step: int) -> Callback | None:
         """The callback that makes the round which begins at an optimizer step, where it is not drawn."""
         return next((one for one in self if one.gives(step)), None)
 
@@ -330,7 +330,7 @@ class Callbacks:
             drawings = [stack.enter_context(one.drawing(run)) for one in self]
             yield next((drawing for drawing in drawings if drawing is not None), None)
 
-    def changed(self, run: Run, request: Request) -> Request:
+    def change_request(self, run: Run, request: Request) -> Request:
         """What is asked of the policy for a request."""
         for callback in self:
             changed = callback.on_request(run, request)
@@ -342,7 +342,7 @@ class Callbacks:
             request = changed
         return request
 
-    def drawn(self, run: Run, rollout: Rollout) -> Rollout:
+    def change_rollout(self, run: Run, rollout: Rollout) -> Rollout:
         """What the policy drew, with what callbacks add to it."""
         for callback in self:
             changed = callback.on_draw(run, rollout)
@@ -371,7 +371,7 @@ class Callbacks:
             line |= _numbers(callback, "on_step_end", callback.on_step_end(run, line) or {}, line)
         return line
 
-    def moved(self, run: Run, batch: Batch, rows: Bool[Tensor, " B"]) -> bool:
+    def move(self, run: Run, batch: Batch, rows: Bool[Tensor, " B"]) -> bool:
         """Whether a callback moved the parameters in the optimizer's place."""
         return any(callback.move(run, batch, rows) for callback in self)
 

@@ -51,7 +51,7 @@ def value_error(
     return torch.maximum((value - target).square(), (clipped - target).square()) / 2
 
 
-def recovered(
+def recover_rewards(
     advantage: Float[Tensor, "B T"], value: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], gamma: float
 ) -> Float[Tensor, "B"]:
     """The sum of Q(s, a) - gamma V(s') over the decisions of each row, the rewards that a Q is the value of (B-Coder,
@@ -123,7 +123,7 @@ class Critic(Callback):
                 "language model with eval.temperature above 0"
             )
         credit = run.recipe.credit
-        self.ranked = policy, partial(self._kept, run, policy, credit.settings["alpha"], credit.settings["gamma"])
+        self.ranked = policy, partial(self._keep_best, run, policy, credit.settings["alpha"], credit.settings["gamma"])
 
     @contextmanager
     def evaluated_weights(self) -> Iterator[None]:
@@ -138,10 +138,10 @@ class Critic(Callback):
             policy.ranking = None
 
     @torch.no_grad()
-    def _kept(
+    def _keep_best(
         self, run: Run, policy: TokenPolicy, alpha: float, gamma: float, request: Request, outputs: Sequence[Output]
     ) -> list[Output]:
-        """The candidates of the largest ``recovered`` sums, of equal ones the first drawn."""
+        """The candidates of the largest ``recover_rewards`` sums, of equal ones the first drawn."""
         each = request.group_size * self.settings["candidates"]
         prompts = [one for one in request.prompts for _ in range(each)]
         slots = [one for one in request.slots for _ in range(each)]
@@ -159,7 +159,7 @@ class Critic(Callback):
             value[part.rows, part.positions] = self.network(state)[:, 0]
             found = run.policy.score(rollout, part, frozenset({"log_probs", "top_log_prob"}))
             margin[part.rows, part.positions] = found["log_probs"] - found["top_log_prob"]
-        scores = recovered(alpha * margin, value, mask, gamma).view(-1, each)
+        scores = recover_rewards(alpha * margin, value, mask, gamma).view(-1, each)
         order = torch.argsort(scores, dim=1, descending=True, stable=True)
         return [
             outputs[row * each + place]

@@ -38,7 +38,7 @@ def reward_of(score: Float[Tensor, "N"], form: str) -> Float[Tensor, "N"]:
     return softplus(-score) if form == "gail" else score
 
 
-def learned(score: Float[Tensor, "N"], own: Bool[Tensor, "N"], form: str, beta: float) -> Float[Tensor, "N"]:
+def discriminator_loss(score: Float[Tensor, "N"], own: Bool[Tensor, "N"], form: str, beta: float) -> Float[Tensor, "N"]:
     """What each row adds to the loss: -log D of samples and -log(1 - D) of answers, or (s of samples - s of answers) /
     beta. D .8 of both: .223144 and 1.609438; s 2 and 1, beta .5: 4 and -2."""
     if form == "gail":
@@ -128,7 +128,7 @@ class Discriminator(Callback):
         form, beta = self.settings["form"], self.settings["beta"]
 
         def error(at: Places, outputs: Tensor) -> Tensor:
-            return learned(outputs[:, 0], own.to(outputs.device)[at[0]], form, beta) / count
+            return discriminator_loss(outputs[:, 0], own.to(outputs.device)[at[0]], form, beta) / count
 
         batch, entries = batch_of(rollout, round_.batch.decisions)
         for _ in range(self.settings["updates"]):

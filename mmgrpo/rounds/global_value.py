@@ -25,7 +25,7 @@ from torch import Tensor
 
 from mmgrpo.advantages.gae import advantages, at_end, at_last
 from mmgrpo.config.registry import Bound
-from mmgrpo.data.messages import preceded
+from mmgrpo.data.messages import prepend_text
 from mmgrpo.randomness import stream
 from mmgrpo.rollout import Round, RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run
@@ -50,7 +50,9 @@ class Trajectory:
     text: str
 
 
-def shown(every: Sequence[Trajectory], place: int, group: int, count: int, generator: torch.Generator) -> str:
+def other_trajectories(
+    every: Sequence[Trajectory], place: int, group: int, count: int, generator: torch.Generator
+) -> str:
     """``count`` trajectories of other prompts, drawn, before the row at a place; of its own where there is no other."""
     others = [one for one in every if one.group != group] or [one for one in every if one.place != place]
     chosen = torch.randperm(len(others), generator=generator)[:count].tolist()
@@ -161,8 +163,8 @@ class GlobalValue(Callback):
         prompts = list[Prompt]()
         for row, place, group in zip(every, places.tolist(), rollout.decisions.keys["prompt"].tolist(), strict=True):
             generator = stream(run.seed, "trajectories", run.round, place)
-            text = shown(self.trajectories, place, group, self.settings["contexts"], generator)
-            prompts.append(preceded(rollout.prompts[row], text) if text else rollout.prompts[row])
+            text = other_trajectories(self.trajectories, place, group, self.settings["contexts"], generator)
+            prompts.append(prepend_text(rollout.prompts[row], text) if text else rollout.prompts[row])
         records = [longer(record) for record in policy.pack(rollout, every)]
         return apart(run, list(zip(prompts, records, strict=True)), self.name)
 

@@ -14,7 +14,7 @@ from mmgrpo.prompts.hints import Hint, solution_of, staged_hint, step_hint, with
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.rounds.rows import give_way, groups_of, numbered, refuse_unstoring, without_success
+from mmgrpo.rounds.rows import give_way, groups_of, refuse_unstoring, with_prompt_index, without_success
 from mmgrpo.types import Request
 
 
@@ -63,7 +63,7 @@ class Hints(Callback):
                 scored, scores = rows.judge(request, rollout)()
                 numbers = {group.key: group.number for group in groups}
                 keys = scored.keys["prompt"].tolist()
-                rollout = rollout.with_decisions(numbered(scored, [numbers[key] for key in keys]))
+                rollout = rollout.with_decisions(with_prompt_index(scored, [numbers[key] for key in keys]))
             rows.add(rollout, scores)
             sampled = torch.unique(rows.decisions[-1].keys["prompt"])
             earlier = torch.cat([part.keys["prompt"] for part in rows.decisions[:-1]])

@@ -26,13 +26,13 @@ class WeightInterpolation:
         self.initial = [parameter.detach().clone() for parameter in self.parameters]
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def apply(self) -> Iterator[None]:
         """Replace the weights by the interpolated ones within a ``with`` block."""
-        with temporary(self.parameters, self.interpolated()):
+        with temporary(self.parameters, self.interpolate()):
             yield
 
     @torch.no_grad()
-    def interpolated(self) -> list[Tensor]:
+    def interpolate(self) -> list[Tensor]:
         """initial + fraction (trained - initial), per parameter."""
         return [
             initial.lerp(parameter.detach(), self.fraction)
@@ -50,7 +50,7 @@ class Interpolation(Callback):
         self.weights = WeightInterpolation(run.trained, self.weights.fraction)
 
     def evaluated_weights(self) -> AbstractContextManager[None]:
-        return self.weights.applied()
+        return self.weights.apply()
 
 
 def callbacks(choices: Choices) -> list[Callback]:

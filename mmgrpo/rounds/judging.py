@@ -34,7 +34,7 @@ from mmgrpo.prompts.judging import (
 from mmgrpo.randomness import derive, stream
 from mmgrpo.rollout import RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.rounds.rows import Group, column_of, give_scores, groups_of, numbered, text_of
+from mmgrpo.rounds.rows import Group, column_of, give_scores, groups_of, text_of, with_prompt_index
 from mmgrpo.runtime.distributed import gather_texts, sum_by_name
 from mmgrpo.types import HINTED, OWN, REPLACED, Prompt, Request, Rollout
 
@@ -110,7 +110,7 @@ class Judge:
             rollout = run.policy.rollout(request)
             scored, scores = rows.judge(request, rollout)()
             origin = torch.where(scored.origin == OWN, HINTED, scored.origin)
-            rollout = rollout.with_decisions(numbered(replace(scored, origin=origin), [-1] * scored.rows))
+            rollout = rollout.with_decisions(with_prompt_index(replace(scored, origin=origin), [-1] * scored.rows))
             read = self._read(mine, slots, rollout)
         if not of_answers:
             for place, part in enumerate(rows.decisions):
@@ -189,7 +189,7 @@ class Judge:
             group.key: self._samples(group) for group in groups_of(rows.rollouts) if group.prompt.task == rule.task
         }
         known = column_of(rows, names.index(rule.verifier)) if rule.verifier else {}
-        values = give_scores(rows, [*self._judged(samples).items()], rule.reward, self._watched())
+        values = give_scores(rows, [*self._judge(samples).items()], rule.reward, self._zero_weight_columns())
         scored = {row: value for row, value in values.items() if value == value}
         metrics = {"judging/scored": float(len(scored)), "judging/unscored": float(len(values) - len(scored))}
         if scored:
@@ -203,7 +203,7 @@ class Judge:
             metrics["judging/agreement"] = sum(right for right, _ in pairs) / count
         return metrics
 
-    def _watched(self) -> list[bool]:
+    def _zero_weight_columns(self) -> list[bool]:
         """Of which rewards a value stays: those of weight 0."""
         scorers = self.rows.scorers
         return [scorers[place % len(scorers)].weight == 0 for place in range(len(self.rows.names))]
@@ -220,7 +220,7 @@ class Judge:
                     found.append((place, shown, group.prompt))
         return found
 
-    def _judged(self, samples: dict[int, list[tuple[int, str, Prompt]]]) -> dict[int, float]:
+    def _judge(self, samples: dict[int, list[tuple[int, str, Prompt]]]) -> dict[int, float]:
         """What the judge gives to samples of this rank, by place; NaN for what could not be read."""
         rule, run = self.rule, self.run
         orders = dict[int, list[tuple[int, str, Prompt]]]()
@@ -266,12 +266,12 @@ class Judge:
             place: proposing(mine[place][1], mine[place][0], scored[place], self.rubric)
             for place in sorted(chosen & mine.keys())
         }
-        proposals = self._written([*asked.values()], [FIRST_JUDGED + place for place in asked], "proposed")
+        proposals = self._write_texts([*asked.values()], [FIRST_JUDGED + place for place in asked], "proposed")
         proposals = [one for one in gather_texts(proposals, run.accelerator) if points_of(one)]
         if not proposals:
             return []
         # All ranks draw, since their weights may be divided among them; what the first one wrote counts.
-        made = self._written([merging(proposals)], [0], "merged")
+        made = self._write_texts([merging(proposals)], [0], "merged")
         [rubric] = gather_texts(made if run.accelerator.is_main_process else [], run.accelerator)
         return [rubric] if points_of(rubric) else []
 
@@ -285,7 +285,7 @@ class Judge:
             first += part.rows
         return False
 
-    def _written(self, prompts: Sequence[Prompt], slots: Sequence[int], use: str) -> list[str]:
+    def _write_texts(self, prompts: Sequence[Prompt], slots: Sequence[int], use: str) -> list[str]:
         """What the meta network writes for prompts."""
         if not prompts:
             return []

@@ -53,7 +53,7 @@ class Ema:
         return [average.lerp(parameter.detach(), 1 - decay) for average, parameter in pairs]
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def apply(self) -> Iterator[None]:
         """Replace the weights by their average within a ``with`` block."""
         with temporary(self.parameters, self.current()):
             yield
@@ -77,7 +77,7 @@ class MovingAverage(Callback):
         self.average.update(run.step)
 
     def evaluated_weights(self) -> AbstractContextManager[None]:
-        return self.average.applied()
+        return self.average.apply()
 
     def tensors(self) -> Mapping[str, Tensor]:
         return dict(zip(self.names, self.average.shadow, strict=True))

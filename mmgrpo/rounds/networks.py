@@ -97,7 +97,7 @@ class Learners(Callback):
                 for value, parameter in zip(values, trained, strict=True):
                     value.grad, parameter.grad = parameter.grad, None
                 norm = float(clip_gradients(values, run.optim.max_grad_norm))
-                total = tally.summed(loss.tallied, run.accelerator)[0]["loss"]
+                total = tally.sum_named(loss.tallied, run.accelerator)[0]["loss"]
                 if not (math.isfinite(norm) and math.isfinite(total)):
                     raise NotFinite(
                         f"algorithm.networks: {rule.text}: got a loss of {total:g} and a gradient of norm {norm:g}; "

@@ -22,7 +22,7 @@ from accelerate import Accelerator
 from mmgrpo.advantages.estimate import AdvantageRecipe, estimate
 from mmgrpo.config.registry import parse
 from mmgrpo.data.media import Skipped
-from mmgrpo.data.pairs import lacking, tied
+from mmgrpo.data.pairs import is_tied, lacking
 from mmgrpo.objectives.aggregation import per_prompt
 from mmgrpo.prompts.added import without_answer
 from mmgrpo.prompts.drawing import PromptOrder
@@ -31,7 +31,7 @@ from mmgrpo.prompts.trackers import LEDGER_FIELDS
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import Round
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.rounds.rows import unpacked
+from mmgrpo.rounds.rows import unpack_rows
 from mmgrpo.runtime.distributed import (
     DataRank,
     RankSlice,
@@ -45,7 +45,7 @@ from mmgrpo.runtime.distributed import (
 )
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import GIVEN, Answering, Policy, Prompt, Request, Storing
-from mmgrpo.update import Batch, LossRecipe, on_device, scored
+from mmgrpo.update import Batch, LossRecipe, on_device, score_entries
 
 GRADE = "grade"
 """Name of the column of grades where others have rewards."""
@@ -78,11 +78,11 @@ class Offline(Callback):
             raise ValueError(UNFIT)
         self.way = way_of(run.loss)
         if self.way == "learned":
-            self.usable = learned(run.prompts, kind)
+            self.usable = select_answered(run.prompts, kind)
         elif self.way == "measured":
-            self.usable, self.skipped = graded(run.prompts, kind, self.share, run.recipe, run.ledger)
+            self.usable, self.skipped = select_better(run.prompts, kind, self.share, run.recipe, run.ledger)
         else:
-            self.usable, self.skipped = compared(run.prompts, kind, self.share)
+            self.usable, self.skipped = select_comparable(run.prompts, kind, self.share)
 
     def gives(self, step: int) -> bool:
         return step < self.steps
@@ -101,7 +101,7 @@ class Offline(Callback):
         prompts = [run.prompts[index] for index in indices]
         request = Request(prompts, range(own.start, own.stop), 0, derive(seed, "round", number), number)
         if self.way == "learned":
-            return self._learned(run, request, indices, started)
+            return self._supervised_round(run, request, indices, started)
         with drawing_weights(policy.network):
             rollout = policy.given(request)
         grades = [answer.grade for prompt in prompts for answer in prompt.answers]
@@ -126,7 +126,7 @@ class Offline(Callback):
             batch = Batch([rollout], [rows], decisions, advantages, decisions.loss_mask)
             metrics = self._metrics(policy, batch, grade, loss, micro_batch_size, accelerator)
             if CATEGORY_WEIGHT in loss.fields:
-                batch = self._balanced(policy, batch, loss, ledger, micro_batch_size, accelerator)
+                batch = self._balance(policy, batch, loss, ledger, micro_batch_size, accelerator)
                 metrics |= ledger.metrics()
         shown = "pairs/chosen" if self.way == "measured" else "pairs/accuracy"
         metrics |= {
@@ -137,12 +137,12 @@ class Offline(Callback):
         }
         return Round(batch, [rollout], scores, [GRADE], run.cursor, metrics, grade, shown)
 
-    def _learned(self, run: Run, request: Request, indices: Sequence[int], started: float) -> Round:
+    def _supervised_round(self, run: Run, request: Request, indices: Sequence[int], started: float) -> Round:
         """A round of the best answer of every prompt, whose likelihood is not measured before it is learned."""
         policy, accelerator, prompts = run.policy, run.accelerator, request.prompts
         assert isinstance(policy, Storing)
         records = [best for [best] in policy.answers(prompts)]
-        rollout = unpacked(policy, list(zip(prompts, records)), list(request.slots), GIVEN, indices, request)
+        rollout = unpack_rows(policy, list(zip(prompts, records)), list(request.slots), GIVEN, indices, request)
         decisions = gather_decisions(rollout.decisions, accelerator, 0)
         rows = request.slots[0] + torch.arange(len(prompts))
         cut = decisions.fields.get("truncated", torch.zeros(decisions.rows))
@@ -166,7 +166,7 @@ class Offline(Callback):
         scores = RewardScores(grade[:, None], torch.ones_like(grade, dtype=torch.bool)[:, None])
         return Round(batch, [rollout], scores, [GRADE], run.cursor, metrics, grade, "loss")
 
-    def _balanced(
+    def _balance(
         self,
         policy: Policy,
         batch: Batch,
@@ -180,7 +180,7 @@ class Offline(Callback):
         decisions = far.decisions
         dense = {name: torch.zeros_like(decisions.log_probs) for name in sorted(loss.scores)}
         with torch.no_grad(), scoring_weights(policy.network):
-            for at, scores in scored(policy, far, batch.decisions.decision_mask, loss.scores, micro_batch_size):
+            for at, scores in score_entries(policy, far, batch.decisions.decision_mask, loss.scores, micro_batch_size):
                 for name, value in dense.items():
                     value[at] = scores[name].to(value.dtype)
         inputs = {
@@ -224,7 +224,7 @@ class Offline(Callback):
             reference = torch.zeros_like(far.decisions.log_probs)
             with torch.no_grad(), scoring_weights(policy.network):
                 names = frozenset({"log_probs", "reference.log_probs"})
-                for at, scores in scored(policy, far, mask, names, micro_batch_size):
+                for at, scores in score_entries(policy, far, mask, names, micro_batch_size):
                     reference[at] = scores["reference.log_probs"].to(log_probs.dtype)
             score = log_probs - sum_over_ranks(reference, accelerator).cpu()
         key, summed = decisions.keys["prompt"], score.sum(1)
@@ -283,7 +283,7 @@ def refuse_algorithm(recipe: AdvantageRecipe, loss: LossRecipe) -> None:
         )
 
 
-def learned(prompts: Sequence[Prompt], kind: str) -> list[int]:
+def select_answered(prompts: Sequence[Prompt], kind: str) -> list[int]:
     """The indices of prompts, each of which has an answer of a kind; ValueError for the first that has none."""
     absent = f"has nothing to learn in the column answer{'_' * (kind != 'text')}{kind * (kind != 'text')}"
     for prompt in prompts:
@@ -305,7 +305,7 @@ def learned_from(prompt: Prompt, kind: str, share: float) -> bool:
     return not reason
 
 
-def compared(prompts: Sequence[Prompt], kind: str, share: float = 1.0) -> tuple[list[int], list[Skipped]]:
+def select_comparable(prompts: Sequence[Prompt], kind: str, share: float = 1.0) -> tuple[list[int], list[Skipped]]:
     """The indices of prompts with answers of a kind of which one is better, and those whose answers are equally good.
 
     ValueError for a prompt whose answers are of another kind, or, where the whole run is offline, that has none; and
@@ -315,7 +315,7 @@ def compared(prompts: Sequence[Prompt], kind: str, share: float = 1.0) -> tuple[
     for index, prompt in enumerate(prompts):
         if not learned_from(prompt, kind, share):
             continue
-        if tied(prompt):
+        if is_tied(prompt):
             skipped.append(Skipped(prompt.id, "", "its answers are equally good"))
         else:
             usable.append(index)
@@ -327,13 +327,13 @@ def compared(prompts: Sequence[Prompt], kind: str, share: float = 1.0) -> tuple[
     return usable, skipped
 
 
-def graded(
+def select_better(
     prompts: Sequence[Prompt], kind: str, share: float, recipe: AdvantageRecipe, ledger: Ledger | None
 ) -> tuple[list[int], list[Skipped]]:
     """The indices of prompts with answers of a kind, and those of which no answer is better than what the policy before
     training gets, where a recipe trains on better ones alone.
 
-    ValueError as of ``compared``, and for a prompt that was not measured before the run.
+    ValueError as of ``select_comparable``, and for a prompt that was not measured before the run.
     """
     usable, skipped = [], []
     values = ledger.read(MEASURED) if ledger is not None else torch.full((len(prompts),), torch.nan)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mmgrpo.rollout import Round
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.rounds.rows import refuse_unstoring, unpacked
+from mmgrpo.rounds.rows import refuse_unstoring, unpack_rows
 from mmgrpo.rounds.values import HIDDEN, Places, ValueNetwork
 from mmgrpo.runtime.distributed import total
 from mmgrpo.types import GIVEN, OWN, Continuing, Request
@@ -37,10 +37,10 @@ class PromptValues(Callback):
 
     def attach(self, run: Run) -> None:
         refuse_unstoring(run.policy, "algorithm.networks", self.network.rule.text)
-        run.ledger.predict = lambda numbers: self.predicted(run, numbers)
+        run.ledger.predict = lambda numbers: self.predict(run, numbers)
 
     @torch.no_grad()
-    def predicted(self, run: Run, numbers: Sequence[int]) -> Float[Tensor, "N"]:
+    def predict(self, run: Run, numbers: Sequence[int]) -> Float[Tensor, "N"]:
         """The values of training prompts, on the host."""
         policy, size, found = run.policy, run.optim.micro_batch_size, list[Tensor]()
         assert isinstance(policy, Continuing)
@@ -48,7 +48,7 @@ class PromptValues(Callback):
         for first in range(0, len(numbers), size):
             some = numbers[first : first + size]
             pairs, slots = [(run.prompts[number], nothing) for number in some], range(len(some))
-            rollout = unpacked(policy, pairs, slots, GIVEN, some, Request((), (), 1, 0))
+            rollout = unpack_rows(policy, pairs, slots, GIVEN, some, Request((), (), 1, 0))
             start = torch.zeros_like(rollout.decisions.decision_mask)
             start[:, 0] = True
             values = torch.zeros(len(some), device=rollout.decisions.log_probs.device)

@@ -25,7 +25,7 @@ from mmgrpo.rounds.rows import (
     Group,
     groups_of,
     refuse_unstoring,
-    unpacked,
+    unpack_rows,
     with_old_log_probs,
     without_log_probs,
     without_success,
@@ -79,7 +79,7 @@ class ReplayedRows(Callback):
             keys = [group.key + SPLIT * (replay.statistics == "split") for group, _ in drawn]
             stored = [row.record if replay.old == "stored" else without_log_probs(row.record) for _, row in drawn]
             pairs = [(group.prompt, record) for (group, _), record in zip(drawn, stored, strict=True)]
-            rollout = unpacked(run.policy, pairs, keys, REPLAYED, [group.number for group, _ in drawn], rows.request)
+            rollout = unpack_rows(run.policy, pairs, keys, REPLAYED, [group.number for group, _ in drawn], rows.request)
             if replay.old == "recomputed":
                 rollout = with_old_log_probs(run.policy, rollout)
             table = torch.stack([row.scores for _, row in drawn])

@@ -31,7 +31,7 @@ class RewardGradients(Callback):
 
     def on_request(self, run: Run, request: Request) -> Request:
         weights = dict(zip((one.name for one in run.scorers), run.reward_weights.values, strict=True))
-        return replace(request, gradient=partial(weighted, self.rewards, weights))
+        return replace(request, gradient=partial(weighted_sum, self.rewards, weights))
 
 
 @dataclass
@@ -42,10 +42,10 @@ class DriftGradient(Callback):
     """The one, by its name."""
 
     def on_request(self, run: Run, request: Request) -> Request:
-        return replace(request, gradient=partial(weighted, self.rewards, dict.fromkeys(self.rewards, 1.0)))
+        return replace(request, gradient=partial(weighted_sum, self.rewards, dict.fromkeys(self.rewards, 1.0)))
 
 
-def weighted(
+def weighted_sum(
     rewards: Mapping[str, Differentiable],
     weights: Mapping[str, float],
     prompts: Sequence[Prompt],
@@ -78,12 +78,12 @@ def callbacks(choices: Choices) -> list[Callback]:
         bound, known = bind(choices.reward_drift, DRIFTS, DRIFT), {one.name: one for one in choices.scorers}
         refuse_names(DRIFT, bound, {name: one.weight for name, one in known.items()})
         name = bound({}).reward
-        return [DriftGradient({name: loaded(known[name], f"{DRIFT} follows")})]
+        return [DriftGradient({name: load_gradient(known[name], f"{DRIFT} follows")})]
     objective = f"the objective '{choices.loss.objective.text}' trains on"
-    return [RewardGradients({one.name: loaded(one, objective) for one in choices.scorers if one.weight})]
+    return [RewardGradients({one.name: load_gradient(one, objective) for one in choices.scorers if one.weight})]
 
 
-def loaded(scorer: Scorer, asking: str) -> Differentiable:
+def load_gradient(scorer: Scorer, asking: str) -> Differentiable:
     """The differentiable form of a reward."""
     if scorer.gradient is None:
         able = ", ".join(sorted(name for name, entry in entries().items() if entry.gradient))

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from mmgrpo.advantages.gae import last_of
-from mmgrpo.data.messages import appended
-from mmgrpo.prompts.added import written
+from mmgrpo.data.messages import append_text
+from mmgrpo.prompts.added import fill_text
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import Round, RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run
@@ -84,13 +84,13 @@ class RewardModel(Callback):
                     if is_right and key in keys:
                         right.setdefault(key, (rollout, row, keys[key].prompt))
         give_scores(rows, scored, self.settings["reward"], [True] * len(names))
-        self.pairs = self._made(run, rows, right, rule)
+        self.pairs = self._make_pairs(run, rows, right, rule)
         sums["pairs"] = float(len(self.pairs))
         sums = sum_by_name(sums, SUMS, run.accelerator)
         metrics = {"reward_model/pairs": sums["pairs"], "reward_model/loss": self.loss}
         return metrics | ({"reward_model/right_fraction": sums["agreeing"] / sums["judged"]} if sums["judged"] else {})
 
-    def _made(
+    def _make_pairs(
         self, run: Run, rows: RoundRows, right: Mapping[int, tuple[Rollout, int, Prompt]], rule: int
     ) -> list[tuple[Prompt, Record, Record]]:
         """The pairs of this rank: right samples, and the same rewritten as far as the rule calls that wrong."""
@@ -99,7 +99,7 @@ class RewardModel(Callback):
         if not right:
             return []
         asked = [
-            replace(appended(prompt, written(self.settings["rewrite"], prompt, text_of(rollout, row))), answers=())
+            replace(append_text(prompt, fill_text(self.settings["rewrite"], prompt, text_of(rollout, row))), answers=())
             for rollout, row, prompt in right.values()
         ]
         slots = [FIRST_REWRITTEN + key for key in right]
@@ -158,7 +158,7 @@ class RewardModel(Callback):
 
     def _read(self, prompt: Prompt) -> Prompt:
         """A question with the right answer behind it."""
-        return appended(prompt, written(self.settings["text"], prompt)) if self.settings["text"] else prompt
+        return append_text(prompt, fill_text(self.settings["text"], prompt)) if self.settings["text"] else prompt
 
     def state(self) -> Any:
         return {"network": self.network.state(), "loss": self.loss}

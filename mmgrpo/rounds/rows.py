@@ -114,7 +114,7 @@ def without_success(decisions: Decisions, result: Estimate, above: float) -> set
     return {*key[rows].tolist()} - {*key[rows & (result.rewards > above)].tolist()}
 
 
-def unpacked(
+def unpack_rows(
     policy: Policy,
     pairs: Sequence[tuple[Prompt, Record]],
     keys: Sequence[int],
@@ -126,16 +126,16 @@ def unpacked(
     assert isinstance(policy, Storing)
     prompts, records = [prompt for prompt, _ in pairs], [record for _, record in pairs]
     rollout = policy.unpack(prompts, records, keys, origin, request)
-    return rollout.with_decisions(numbered(rollout.decisions, numbers))
+    return rollout.with_decisions(with_prompt_index(rollout.decisions, numbers))
 
 
 def apart(run: Run, pairs: Sequence[tuple[Prompt, Record]], use: str) -> Rollout:
     """Rows that a network reads beside those of the round, each a group of its own."""
     request = Request((), (), 1, derive(run.seed, use, run.round))
-    return unpacked(run.policy, pairs, range(len(pairs)), GIVEN, [-1] * len(pairs), request)
+    return unpack_rows(run.policy, pairs, range(len(pairs)), GIVEN, [-1] * len(pairs), request)
 
 
-def numbered(decisions: Decisions, numbers: Sequence[int]) -> Decisions:
+def with_prompt_index(decisions: Decisions, numbers: Sequence[int]) -> Decisions:
     """The decisions with the field ``prompt_index``."""
     index = put(torch.tensor(list(numbers), dtype=torch.long), decisions.origin.device)
     return replace(decisions, fields={**decisions.fields, "prompt_index": index})

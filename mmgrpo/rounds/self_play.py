@@ -29,7 +29,7 @@ from mmgrpo.prompts.self_play import (
     chosen_questions,
     chosen_verdicts,
     documents_of,
-    drawn,
+    draw_documents,
     pair_in,
     verdicts_of,
     verifying,
@@ -38,7 +38,7 @@ from mmgrpo.prompts.self_play import (
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.rounds.rows import numbered, text_of, with_values
+from mmgrpo.rounds.rows import text_of, with_prompt_index, with_values
 from mmgrpo.runtime.distributed import gather_rows, gather_texts
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import DROPPED, HINTED, OWN, REPLACED, Prompt, Request, Rollout
@@ -90,7 +90,7 @@ class SelfPlaying(Callback):
         index = {id(prompt): number for number, prompt in enumerate(run.prompts)}
         prompts = []
         for prompt, slot in zip(request.prompts, request.slots, strict=True):
-            self.read[slot] = drawn(prompt, self.rule, run.seed, run.round, slot)
+            self.read[slot] = draw_documents(prompt, self.rule, run.seed, run.round, slot)
             prompts.append(asking(prompt, self.read[slot], self.memory.get(index[id(prompt)], ()), self.rule))
         return replace(request, prompts=prompts, group_size=1)
 
@@ -135,9 +135,9 @@ class Game:
     def play(self) -> dict[str, float]:
         """Add the rows of answers and verdicts, give all rows their rewards, and return metrics."""
         run, played = self.run, self._questions()
-        grounded = self._grounded([one for one in played if one.pair is not None])
-        answers = self._drawn([answering(one.prompt, _pair(one), self.rule) for one in grounded], _keys(grounded))
-        verdicts, conflicting = self._verified(grounded, answers)
+        grounded = self._keep_grounded([one for one in played if one.pair is not None])
+        answers = self._draw([answering(one.prompt, _pair(one), self.rule) for one in grounded], _keys(grounded))
+        verdicts, conflicting = self._verify(grounded, answers)
         for one in grounded:
             assert answers is not None
             column = answers.scores.values[answers.rows[one.key], self.column]
@@ -180,16 +180,16 @@ class Game:
                     found.append(Played(place, number, slot, self.run.prompts[number], pair))
         return found
 
-    def _grounded(self, whole: Sequence[Played]) -> list[Played]:
+    def _keep_grounded(self, whole: Sequence[Played]) -> list[Played]:
         """Those whose question the policy does not answer rightly without documents."""
         prompts = [answering(one.prompt, _pair(one), self.rule, grounded=False) for one in whole]
-        tried = self._drawn(prompts, _keys(whole), 1)
+        tried = self._draw(prompts, _keys(whole), 1)
         for one in whole:
             assert tried is not None
             one.reward = UNGROUNDED if self._right(tried, one.key)[0] else 0.0
         return [one for one in whole if one.reward > UNGROUNDED]
 
-    def _verified(self, grounded: Sequence[Played], answers: Drawn | None) -> tuple[Drawn | None, list[int]]:
+    def _verify(self, grounded: Sequence[Played], answers: Drawn | None) -> tuple[Drawn | None, list[int]]:
         """Verdicts on all answers, whose rewards become the larger ones of rule and majority; and the groups of
         verdicts that may be trained."""
         if answers is None:
@@ -199,7 +199,7 @@ class Game:
             for number, text in enumerate(answers.texts(one.key)):
                 asked.append(verifying(one.prompt, _pair(one), answer_in(text), self.rule))
                 keys.append(one.key + (number + 1) * GROUPS)
-        verdicts = self._drawn(asked, keys, judged=False)
+        verdicts = self._draw(asked, keys, judged=False)
         assert verdicts is not None
         of_answers, of_verdicts, conflicting = list[tuple[int, float]](), list[tuple[int, float]](), list[int]()
         for one in grounded:
@@ -210,13 +210,11 @@ class Game:
                 of_verdicts += zip(verdicts.rows[key], values, strict=True)
                 if majority == right and len({*values}) > 1:
                     conflicting.append(key)
-        self._rewarded(answers, of_answers)
-        self._rewarded(verdicts, of_verdicts)
+        self._set_rewards(answers, of_answers)
+        self._set_rewards(verdicts, of_verdicts)
         return verdicts, conflicting
 
-    def _drawn(
-        self, prompts: Sequence[Prompt], keys: Sequence[int], size: int = 0, judged: bool = True
-    ) -> Drawn | None:
+    def _draw(self, prompts: Sequence[Prompt], keys: Sequence[int], size: int = 0, judged: bool = True) -> Drawn | None:
         """Samples of prompts; none where this rank has no prompt."""
         if not prompts:
             return None
@@ -240,15 +238,15 @@ class Game:
         column, rows = self.rows.names.index(self.rule.rule), made.rows[key]
         return ((made.scores.values[rows, column] >= 1) & made.scores.valid[rows, column]).tolist()
 
-    def _rewarded(self, made: Drawn, values: Sequence[tuple[int, float]]) -> None:
+    def _set_rewards(self, made: Drawn, values: Sequence[tuple[int, float]]) -> None:
         """Give rows their rewards, beside which those of weight 0 stay."""
-        changed = with_values(made.scores, values, self.column, self._watched())
+        changed = with_values(made.scores, values, self.column, self._zero_weight_columns())
         made.scores.values.copy_(changed.values)
         made.scores.valid.copy_(changed.valid)
         assert made.scores.abstained is not None and changed.abstained is not None
         made.scores.abstained.copy_(changed.abstained)
 
-    def _watched(self) -> list[bool]:
+    def _zero_weight_columns(self) -> list[bool]:
         """Of which rewards a value stays: those of weight 0."""
         scorers = self.rows.scorers
         return [scorers[place % len(scorers)].weight == 0 for place in range(len(self.rows.names))]
@@ -265,7 +263,9 @@ class Game:
         first = 0
         for place, part in enumerate(self.rows.decisions):
             here = [(row - first, value) for row, value in rewards.items() if first <= row < first + part.rows]
-            self.rows.scores[place] = with_values(self.rows.scores[place], here, self.column, self._watched())
+            self.rows.scores[place] = with_values(
+                self.rows.scores[place], here, self.column, self._zero_weight_columns()
+            )
             asked, left = torch.zeros(part.rows, dtype=torch.bool), torch.zeros(part.rows, dtype=torch.bool)
             asked[[row for row, _ in here]] = True
             left[[row for row, _ in here if row + first not in kept]] = True
@@ -283,7 +283,9 @@ class Game:
         kept = torch.tensor([key in trained for key in decisions.keys["prompt"].tolist()])
         kept = kept.to(decisions.origin.device)
         origin = torch.where(decisions.origin == OWN, torch.where(kept, HINTED, DROPPED), decisions.origin)
-        rollout = made.rollout.with_decisions(numbered(replace(decisions, origin=origin), [-1] * decisions.rows))
+        rollout = made.rollout.with_decisions(
+            with_prompt_index(replace(decisions, origin=origin), [-1] * decisions.rows)
+        )
         self.rows.add(rollout, made.scores)
 
     def _remember(self, played: Sequence[Played]) -> None:

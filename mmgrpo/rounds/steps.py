@@ -178,7 +178,7 @@ class StepRule(Callback):
             sum_gradients(parameters, run.accelerator)
             if which == "loss":
                 clip_gradients(parameters, optim.max_grad_norm)
-            return tally.summed(recipe.tallied, run.accelerator)[0]["loss"]
+            return tally.sum_named(recipe.tallied, run.accelerator)[0]["loss"]
 
         self.rule({"optimizer": run.optimizer, "parameters": parameters, "evaluate": evaluate})
         return True

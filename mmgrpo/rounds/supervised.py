@@ -17,7 +17,7 @@ from mmgrpo.prompts.drawing import PromptOrder
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import Round, RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.rounds.rows import refuse_unanswered, refuse_unstoring, unpacked
+from mmgrpo.rounds.rows import refuse_unanswered, refuse_unstoring, unpack_rows
 from mmgrpo.runtime.distributed import RankSlice
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import OWN, REPLACED, SUPERVISED, Prompt, Storing
@@ -70,7 +70,7 @@ class SupervisedRows(Callback):
         answers = run.policy.answers(prompts[share])
         pairs = [(prompt, records[0]) for prompt, records in zip(prompts[share], answers, strict=True)]
         keys = [FIRST_GIVEN + place for place in range(here.start, here.stop)]
-        rollout = unpacked(run.policy, pairs, keys, SUPERVISED, numbers[share], rows.request)
+        rollout = unpack_rows(run.policy, pairs, keys, SUPERVISED, numbers[share], rows.request)
         zeros = torch.zeros(len(pairs), rows.scores[0].values.shape[1])
         rows.add(rollout, RewardScores(zeros, zeros > 0))
         rows.unrewarded = (*rows.unrewarded, SUPERVISED)

@@ -34,7 +34,7 @@ from mmgrpo.runtime.checkpoint import flatten_optimizer, restore_optimizer
 from mmgrpo.runtime.distributed import gather_rows, largest
 from mmgrpo.runtime.networks import name_of
 from mmgrpo.types import OWN, Rollout
-from mmgrpo.update import Batch, scored
+from mmgrpo.update import Batch, score_entries
 
 WIDTH = 256
 """Of the hidden layer of a value."""
@@ -111,7 +111,7 @@ class TurnCritic(Callback):
             tables.append(torch.cat(states) if states else None)
         state, action = tables
         if state is not None and action is not None:
-            values = self._made(run, state)
+            values = self._make_values(run, state)
             found[starts] = advantage_of(values.of_actions(action), values.of_states(state))
         return rollout.with_decisions(replace(decisions, fields={**decisions.fields, "turn_advantage": found}))
 
@@ -131,7 +131,7 @@ class TurnCritic(Callback):
         fresh = self._turns(run, batch)
         if not len(fresh["reward"]):
             return {}
-        values, most = self._made(run, fresh["state"]), self.settings["capacity"]
+        values, most = self._make_values(run, fresh["state"]), self.settings["capacity"]
         joined = {name: torch.cat([self.memory[name], one]) if self.memory else one for name, one in fresh.items()}
         self.memory = {name: one[-most:] for name, one in joined.items()}
         with torch.no_grad():
@@ -148,12 +148,12 @@ class TurnCritic(Callback):
     def _update(self, values: Values, fresh: Mapping[str, Tensor], generator: torch.Generator) -> tuple[float, float]:
         """One step of both values: Q on turns of the memory, V on those of the round."""
 
-        def drawn(table: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        def draw(table: Mapping[str, Tensor]) -> dict[str, Tensor]:
             device = table["reward"].device
             chosen = torch.randint(len(table["reward"]), (self.settings["batch"],), generator=generator).to(device)
             return {name: one[chosen] for name, one in table.items()}
 
-        old, new = drawn(self.memory), drawn(fresh)
+        old, new = draw(self.memory), draw(fresh)
         with torch.no_grad():
             goal = goal_of_actions(
                 old["reward"], old["done"], self.target.of_states(old["next"]), self.settings["gamma"]
@@ -190,7 +190,7 @@ class TurnCritic(Callback):
         place = (entries.flatten().cumsum(0).view(entries.shape) - 1).to(batch.decisions.log_probs.device)
         places, states = [place.new_zeros(0)], list[Tensor]()
         with run.policy.networks(self.name):
-            for at, scores in scored(run.policy, batch, entries, HIDDEN, run.optim.micro_batch_size):
+            for at, scores in score_entries(run.policy, batch, entries, HIDDEN, run.optim.micro_batch_size):
                 places.append(place[at])
                 states.append(scores["hidden_state"].float())
         width = int(largest(float(states[0].shape[1] if states else 0), run.accelerator))
@@ -198,7 +198,7 @@ class TurnCritic(Callback):
         order = gather_rows(torch.cat(places), run.accelerator).argsort()
         return gather_rows(own, run.accelerator)[order]
 
-    def _made(self, run: Run, state: Float[Tensor, "N width"]) -> Values:
+    def _make_values(self, run: Run, state: Float[Tensor, "N width"]) -> Values:
         """The values, made for the width of the first hidden states."""
         if self.values is None:
             with torch.random.fork_rng():

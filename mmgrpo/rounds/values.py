@@ -21,7 +21,7 @@ from mmgrpo.runtime.distributed import DataRank, clip_gradients, sum_gradients, 
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.runtime.networks import name_of
 from mmgrpo.types import Rollout
-from mmgrpo.update import Batch, scored
+from mmgrpo.update import Batch, score_entries
 
 HIDDEN = frozenset({"hidden_state"})
 """The hidden state before a decision, as a policy scores it."""
@@ -110,7 +110,7 @@ class ValueNetwork:
             parameter.grad = None
         loss = torch.zeros((), device=batch.decisions.log_probs.device)
         with networks(self.name):
-            for at, scores in scored(run.policy, batch, entries, HIDDEN, run.optim.micro_batch_size):
+            for at, scores in score_entries(run.policy, batch, entries, HIDDEN, run.optim.micro_batch_size):
                 part = error(at, self(scores["hidden_state"])).sum()
                 part.backward()
                 loss += part.detach()

@@ -18,7 +18,7 @@ from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.rounds.rows import unpacked
+from mmgrpo.rounds.rows import unpack_rows
 from mmgrpo.runtime.distributed import DataRank, gather_tables
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import OWN, Record, Rollout, Storing
@@ -28,7 +28,7 @@ HEAD = "windows.head"
 """Of a record that travels: its place in the round and the number of its prompt."""
 
 
-def joined(begun: Record, rest: Record) -> Record:
+def join_windows(begun: Record, rest: Record) -> Record:
     """A completion with its next window, of which alone the policy learns; old log-probs are those of their rounds."""
     whole = {n: torch.cat([one, rest[n]]) if one.dim() else rest[n] for n, one in begun.items()}
     mask = torch.cat([torch.zeros_like(begun["loss_mask"]), rest["loss_mask"]])
@@ -64,10 +64,12 @@ class Windows(Callback):
         if going:
             free = 1 + max(int(part.keys["prompt"].max()) for part in rows.decisions)
             places = torch.arange(len(going)).tensor_split(rank.count)[rank.index].tolist()
-            rows.add(*(self._continued(run, rows, places, free) if places else (None, None)))
+            rows.add(*(self._continue_rows(run, rows, places, free) if places else (None, None)))
         self.waiting = self._cut(run, rows)
 
-    def _continued(self, run: Run, rows: RoundRows, places: Sequence[int], free: int) -> tuple[Rollout, RewardScores]:
+    def _continue_rows(
+        self, run: Run, rows: RoundRows, places: Sequence[int], free: int
+    ) -> tuple[Rollout, RewardScores]:
         """The next windows of what waits at these places, in groups of their own from the key ``free`` on."""
         policy, going = run.policy, [self.waiting[place] for place in places]
         assert isinstance(policy, Storing)
@@ -82,10 +84,10 @@ class Windows(Callback):
         )
         drawn = policy.rollout(request)
         rests = policy.pack(drawn, range(len(going)))
-        whole = [joined(record, rest) for (_, record), rest in zip(going, rests, strict=True)]
+        whole = [join_windows(record, rest) for (_, record), rest in zip(going, rests, strict=True)]
         keys = [free + place for place in places]
-        made = unpacked(policy, [*zip(prompts, whole, strict=True)], keys, OWN, numbers, rows.request)
-        made = run.callbacks.drawn(run, replace(made, evaluations=drawn.evaluations))
+        made = unpack_rows(policy, [*zip(prompts, whole, strict=True)], keys, OWN, numbers, rows.request)
+        made = run.callbacks.change_rollout(run, replace(made, evaluations=drawn.evaluations))
         decisions, scores = rows.judge(request, made)()
         return made.with_decisions(decisions), scores
 

@@ -151,7 +151,7 @@ class AgreedCalls:
             with torch.set_grad_enabled(learns):
                 value = self.tie if learns else torch.zeros((), device=self.device)
                 for unit in chain:
-                    value = _passed(unit, value)
+                    value = _pass_through(unit, value)
             if learns:
                 self.tie = value
         finally:
@@ -161,7 +161,7 @@ class AgreedCalls:
         return torch.zeros((), device=self.device, requires_grad=True)
 
 
-def _passed(unit: Any, value: Tensor) -> Tensor:
+def _pass_through(unit: Any, value: Tensor) -> Tensor:
     """A value through a unit whose hooks run and which computes nothing; its weights have a gradient of zero."""
     own = vars(unit).get("forward")
     unit.forward = lambda given: _Spare.apply(given, *[one for one in unit.parameters() if one.requires_grad])

@@ -22,7 +22,7 @@ class InitialWeights:
         self.trained = trained
         self.sums = {name: bit_sums(parameter) for name, parameter in trained.items()}
 
-    def unchanged(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Whether the present weights compute what the initial ones do; where they are shards, on all processes."""
         moved = [name for name, one in self.trained.items() if bit_sums(one) != self.sums[name]]
         return everywhere(all(self._product_is_zero(name) for name in moved), self.trained.values())

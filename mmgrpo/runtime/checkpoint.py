@@ -73,7 +73,7 @@ def save_checkpoint(
             path = writing / f"{name}.safetensors"
             _write_tensors(path, group)
             files[path.name] = sha256_of(path)
-        _write_durably(writing / STATE, _sealed({"run": run, "step": step, "files": files, "state": dict(state)}))
+        _write_durably(writing / STATE, _seal({"run": run, "step": step, "files": files, "state": dict(state)}))
         if place.exists():
             place.rename(folder / f"{writing.name}-replaced")
         writing.rename(place)
@@ -189,7 +189,7 @@ def _remove(path: Path) -> None:
     shutil.rmtree(partial)
 
 
-def _sealed(header: Mapping[str, Any]) -> str:
+def _seal(header: Mapping[str, Any]) -> str:
     """The text of a header with its own SHA-256."""
     digest = hashlib.sha256(json.dumps(header, sort_keys=True, allow_nan=False).encode()).hexdigest()
     return json.dumps({"sha256": digest, **header}, indent=1)
@@ -200,7 +200,7 @@ def _header(path: Path) -> dict[str, Any]:
     try:
         header = json.loads((path / STATE).read_text(encoding="utf-8"))
         seal = header.pop("sha256")
-        intact = json.loads(_sealed(header))["sha256"] == seal and _step(path) in (-1, header["step"])
+        intact = json.loads(_seal(header))["sha256"] == seal and _step(path) in (-1, header["step"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"{path / STATE} is damaged or missing ({type(error).__name__})") from error
     if not intact:

@@ -43,7 +43,7 @@ def autocast(dtype: torch.dtype, device: torch.device) -> AbstractContextManager
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
-def fetched(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def fetch(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Tensors on the host, without gradient. Those of a device are copied together, as bytes, so the host waits
     once."""
     import torch

@@ -32,7 +32,7 @@ from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from mmgrpo.runtime.devices import fetched
+from mmgrpo.runtime.devices import fetch
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import Decisions
 
@@ -165,7 +165,7 @@ def gather_decisions(decisions: Decisions, accelerator: Accelerator, draw: int) 
     place = draw * accelerator.num_processes + accelerator.process_index
     own = pad_decisions(decisions, longest)
     own = replace(own, node=own.node + place * NODES_PER_RANK)
-    return own.by(lambda tensors: fetched([gather_rows(one, accelerator) for one in tensors]))
+    return own.by(lambda tensors: fetch([gather_rows(one, accelerator) for one in tensors]))
 
 
 def pad_decisions(decisions: Decisions, width: int) -> Decisions:
@@ -200,7 +200,7 @@ def join_decisions(draws: Sequence[Decisions]) -> Decisions:
 def gather_reward_scores(reward_scores: RewardScores, accelerator: Accelerator) -> RewardScores:
     """Concatenate the reward scores of all data ranks, on the host."""
     tensors = reward_scores.values, reward_scores.valid, reward_scores.abstentions
-    return RewardScores(*fetched([gather_rows(one, accelerator) for one in tensors]))
+    return RewardScores(*fetch([gather_rows(one, accelerator) for one in tensors]))
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator) -> None:
@@ -235,7 +235,7 @@ class Sharded(Protocol):
 
     def drawing(self, uneven: bool) -> AbstractContextManager[None]: ...
     def scoring(self) -> AbstractContextManager[None]: ...
-    def evened(self, parts: Iterable[Part], spare: Callable[[], Part]) -> Iterator[tuple[Part, bool]]: ...
+    def pad_parts(self, parts: Iterable[Part], spare: Callable[[], Part]) -> Iterator[tuple[Part, bool]]: ...
     def backward(self, loss: Tensor, backward: Callable[[Tensor], None]) -> None: ...
 
 
@@ -261,7 +261,7 @@ def scoring_weights(network: nn.Module) -> AbstractContextManager[None]:
 def in_step(network: nn.Module, parts: Iterable[Part], spare: Callable[[], Part]) -> Iterator[tuple[Part, bool]]:
     """The parts of this process, and whether each counts. Where the network gathers its blocks call by call, processes
     with fewer parts than another compute one of ``spare()``, which does not count, as often as is missing."""
-    return SHARDED[network].evened(parts, spare) if network in SHARDED else ((part, True) for part in parts)
+    return SHARDED[network].pad_parts(parts, spare) if network in SHARDED else ((part, True) for part in parts)
 
 
 def backward(loss: Tensor, network: nn.Module, accelerator: Accelerator) -> None:
@@ -301,10 +301,10 @@ def everywhere(flag: bool, tensors: Iterable[Tensor]) -> bool:
     shards = [one for one in tensors if is_shard(one)]
     if not shards:
         return flag
-    return reduced([int(flag)], local(shards[0]).device, torch.distributed.ReduceOp.MIN) == [1]
+    return reduce_numbers([int(flag)], local(shards[0]).device, torch.distributed.ReduceOp.MIN) == [1]
 
 
-def reduced(numbers: Sequence[int], device: torch.device, operation: Any) -> list[int]:
+def reduce_numbers(numbers: Sequence[int], device: torch.device, operation: Any) -> list[int]:
     """Numbers reduced over all processes."""
     row = torch.tensor(numbers, device=device)
     torch.distributed.all_reduce(row, operation)

@@ -127,13 +127,13 @@ WRITTEN = re.compile(
 
 
 def run_folder(config: Config) -> Path:
-    """The folder of the run, whose name is decided (``named``)."""
+    """The folder of the run, whose name is decided (``with_name``)."""
     if not config.name:
         raise ValueError("name: got none, expected that of a run")
     return Path(config.output_dir) / config.name
 
 
-def named(config: Config) -> Config:
+def with_name(config: Config) -> Config:
     """The configuration with a name that no folder has yet where it has none: preset and time of the start.
 
     ValueError for one that is to be resumed.
@@ -147,7 +147,7 @@ def named(config: Config) -> Config:
     return replace(config, name=next(one for one in taken if not (Path(config.output_dir) / one).exists()))
 
 
-def agreed(config: Config, accelerator: Accelerator) -> Config:
+def agree_on_name(config: Config, accelerator: Accelerator) -> Config:
     """The configuration with the name that the main process chose, on every process; trackers write into its folder."""
     names = [config.name]
     if accelerator.num_processes > 1:
@@ -182,7 +182,7 @@ def refuse_folder(config: Config) -> None:
 
 
 @contextmanager
-def claimed(config: Config, accelerator: Accelerator) -> Iterator[None]:
+def claim(config: Config, accelerator: Accelerator) -> Iterator[None]:
     """Hold the folder of the run within a ``with`` block; a second process that wants it is refused.
 
     If an earlier start was cut off between moving a run aside and starting the new one, the old one is put back.
@@ -192,7 +192,7 @@ def claimed(config: Config, accelerator: Accelerator) -> Iterator[None]:
         return
     folder = run_folder(config)
     with lock(folder.with_name(f".{folder.name}.lock"), str(folder)):
-        aside = replaced(folder)
+        aside = replaced_runs(folder)
         if aside and Identity.read(folder) is None:
             _remove_written(folder)
             if not folder.exists():
@@ -245,7 +245,7 @@ def open_folder(
     return Identity.read(folder)
 
 
-def replaced(folder: Path) -> list[Path]:
+def replaced_runs(folder: Path) -> list[Path]:
     """The runs that ``--overwrite`` moved aside, oldest first."""
     pattern = re.compile(rf"\.{re.escape(folder.name)}\.replaced-(\d+)")
     if not folder.parent.is_dir():
@@ -259,7 +259,7 @@ def discard_replaced(folder: Path) -> None:
 
     Only what a run wrote is removed; other files are moved to the same place in the new folder.
     """
-    for aside in replaced(folder):
+    for aside in replaced_runs(folder):
         for stage in sorted((aside / STAGES).glob("*")):
             _remove_written(stage)
         _remove_written(aside)
@@ -293,7 +293,7 @@ def _set_aside(folder: Path) -> None:
         raise ValueError(
             f"{folder} is a link, which --overwrite does not replace; name --output-dir and --name instead"
         )
-    earlier = replaced(folder)
+    earlier = replaced_runs(folder)
     number = int(earlier[-1].name.rpartition("-")[2]) + 1 if earlier else 1
     folder.rename(folder.with_name(f".{folder.name}.replaced-{number}"))
 

@@ -33,7 +33,7 @@ PEER_GONE = r"Connection (closed|reset) by peer|Broken pipe|remote process exite
 
 
 @contextmanager
-def watched(accelerator: Accelerator, again: str, patience: float = PATIENCE) -> Iterator[None]:
+def watch_processes(accelerator: Accelerator, again: str, patience: float = PATIENCE) -> Iterator[None]:
     """A ``with`` block that ends on all processes when one of them fails; ``again`` is the command that goes on."""
     if accelerator.num_processes == 1:
         yield

@@ -63,7 +63,7 @@ class Tally:
             sums[name] = sums.get(name, 0.0) + value
         return sums, max([0.0, *values[len(self.added) :]])
 
-    def summed(self, names: Sequence[str], accelerator: Accelerator) -> tuple[dict[str, float], float]:
+    def sum_named(self, names: Sequence[str], accelerator: Accelerator) -> tuple[dict[str, float], float]:
         """``read`` with the sums over all ranks of those that are named; others are this rank's."""
         sums, gap = self.read()
         peaks = {name: largest(float(max([0.0, *gaps])), accelerator) for name, gaps in self.peaks.items()}

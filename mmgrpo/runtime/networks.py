@@ -42,7 +42,7 @@ from mmgrpo.config.registry import COMPARED, Bound, Network, Reward, bind_severa
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.checkpoint import STATE, flatten_optimizer, load_checkpoint, restore_optimizer
 from mmgrpo.runtime.devices import put
-from mmgrpo.runtime.sharding import exchanged, stored, stored_like
+from mmgrpo.runtime.sharding import stored_copy, stored_like, swap_weights
 from mmgrpo.types import Reference
 
 NETWORKS = table_of("network")
@@ -470,7 +470,7 @@ class Networks:
         elif values is None:
             yield self.model.network
         else:
-            with exchanged(self.model.network, values):
+            with swap_weights(self.model.network, values):
                 yield self.model.network
 
     @contextmanager
@@ -482,7 +482,7 @@ class Networks:
                 yield
                 return
             values = {key: one.detach() for key, one in network.named_parameters() if key in self.trained}
-        with exchanged(self.model.network, values):
+        with swap_weights(self.model.network, values):
             yield
 
     @torch.no_grad()
@@ -510,7 +510,7 @@ class Networks:
         """name <- decay name + (1 - decay) present, or the network ``of``, in place."""
         for key, parameter in self.trained.items():
             if decay < 1:
-                source = self.values[of][key] if of else stored(parameter, self.model.network)
+                source = self.values[of][key] if of else stored_copy(parameter, self.model.network)
                 if decay == 0:
                     self.values[name][key].copy_(source)
                 else:
@@ -602,7 +602,7 @@ class Networks:
 
     def _copy(self, adapters: bool = True) -> dict[str, Tensor]:
         """The trained parameters; without ``adapters`` these add nothing."""
-        copies = {name: stored(parameter, self.model.network) for name, parameter in self.trained.items()}
+        copies = {name: stored_copy(parameter, self.model.network) for name, parameter in self.trained.items()}
         if not adapters:
             for name in [name for name in copies if ".lora_B." in name]:
                 copies[name].zero_()

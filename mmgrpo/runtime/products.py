@@ -125,7 +125,7 @@ class _Product(torch.autograd.Function):
 
 
 @contextmanager
-def packed(network: nn.Module, products: int) -> Iterator[None]:
+def packed_weights(network: nn.Module, products: int) -> Iterator[None]:
     """Within it, large linear layers multiply by copies of their weights in the order in which oneDNN reads them.
 
     It is for ``products`` with few inputs each and without gradients, as a token of each completion is: 16 inputs take
@@ -133,7 +133,7 @@ def packed(network: nn.Module, products: int) -> Iterator[None]:
     not change meanwhile. Outputs differ by rounding. The copies take as much memory as the weights, and at most 1 GiB;
     there are none on other devices or in other precisions.
     """
-    layers = _copied(network) if products >= FEW and _available() else []
+    layers = _layers_to_copy(network) if products >= FEW and _available() else []
     try:
         for layer in layers:
             weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), ROWS)  # type: ignore[operator]
@@ -146,17 +146,17 @@ def packed(network: nn.Module, products: int) -> Iterator[None]:
 
 def _available() -> bool:
     """It can be used, and neither ``torch.backends.mkldnn.enabled = False`` nor another precision asks for torch's."""
-    return _built() and torch.backends.mkldnn.enabled and not torch.is_autocast_enabled("cpu")
+    return _is_built() and torch.backends.mkldnn.enabled and not torch.is_autocast_enabled("cpu")
 
 
 @cache
-def _built() -> bool:
+def _is_built() -> bool:
     """oneDNN is in this build of torch, with the operations that torch's compiler uses for frozen weights."""
     operations = all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise"))
     return torch.backends.mkldnn.is_available() and operations
 
 
-def _copied(network: nn.Module) -> list[nn.Linear]:
+def _layers_to_copy(network: nn.Module) -> list[nn.Linear]:
     """The layers that gain from a copy, in the order of the network, as long as there is room."""
     layers, room = [], MOST
     layer: Any

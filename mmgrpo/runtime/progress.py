@@ -37,7 +37,7 @@ from mmgrpo.runtime.checkpoint import (
 from mmgrpo.runtime.distributed import gather_texts, largest
 from mmgrpo.runtime.folder import discard_replaced
 from mmgrpo.runtime.identity import MARKER
-from mmgrpo.runtime.sharding import collected
+from mmgrpo.runtime.sharding import collect_whole
 from mmgrpo.terminal import is_interactive
 
 NO_TABLES: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})
@@ -92,7 +92,7 @@ class Checkpoints:
         groups = {"weights": trained_tensors(network), "optimizer": tensors}
         groups |= {name: dict(table) for name, table in tables.items() if table}
         main = self.accelerator.is_main_process
-        groups = {name: collected(group, keep=main) for name, group in groups.items()}
+        groups = {name: collect_whole(group, keep=main) for name, group in groups.items()}
         if main:
             state = {**state, "optimizer": moments}
             save_checkpoint(self.folder / "checkpoints", step, groups, state, self.keep, self.run)
@@ -154,7 +154,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def unstarted() -> Iterator[None]:
+def before_start() -> Iterator[None]:
     """A ``with`` block in which a run is loaded: a KeyboardInterrupt says that nothing is lost, and how to go on."""
     try:
         yield

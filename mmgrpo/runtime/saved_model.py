@@ -65,10 +65,10 @@ def written_files(folder: Path) -> set[str]:
     its card count as long as nobody changed them."""
     card = {
         name
-        for name, digest in _listed(folder, "card").items()
+        for name, digest in _file_digests(folder, "card").items()
         if not (folder / name).exists() or _has(folder / name, digest)
     }
-    return {MARKER, *_listed(folder), *card}
+    return {MARKER, *_file_digests(folder), *card}
 
 
 def _has(path: Path, digest: str) -> bool:
@@ -95,7 +95,7 @@ def _free(path: Path) -> Path:
 
 def check_model(folder: Path) -> None:
     """Raise ValueError if a file of a saved model is missing or is not what the run wrote."""
-    for name, digest in _listed(folder).items():
+    for name, digest in _file_digests(folder).items():
         path = folder / name
         if not _has(path, digest):
             raise ValueError(
@@ -104,7 +104,7 @@ def check_model(folder: Path) -> None:
             )
 
 
-def _listed(folder: Path, part: str = "files") -> dict[str, str]:
+def _file_digests(folder: Path, part: str = "files") -> dict[str, str]:
     """The files of the model, or of its card, and their SHA-256; empty for a folder that no run wrote."""
     try:
         return dict({"card": {}, **json.loads((folder / MARKER).read_text(encoding="utf-8"))}[part])

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from mmgrpo.config.settings import Distributed
 from mmgrpo.runtime.agreed_calls import AgreedCalls, chains_of
-from mmgrpo.runtime.distributed import SHARDED, Part, is_shard, local, reduced, whole
+from mmgrpo.runtime.distributed import SHARDED, Part, is_shard, local, reduce_numbers, whole
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -85,13 +85,13 @@ class Sharding:
     def scoring(self) -> AbstractContextManager[None]:
         return self._phase(not self.in_step and not self.calls)
 
-    def evened(self, parts: Iterable[Part], spare: Callable[[], Part]) -> Iterator[tuple[Part, bool]]:
+    def pad_parts(self, parts: Iterable[Part], spare: Callable[[], Part]) -> Iterator[tuple[Part, bool]]:
         first = next(self.network.parameters())
         if not self.in_step or not is_shard(first):
             yield from ((part, True) for part in parts)
             return
         own = list(parts)
-        most = reduced([len(own)], local(first).device, torch.distributed.ReduceOp.MAX)[0]
+        most = reduce_numbers([len(own)], local(first).device, torch.distributed.ReduceOp.MAX)[0]
         yield from ((part, True) for part in own)
         yield from ((spare(), False) for _ in range(most - len(own)))
 
@@ -243,7 +243,7 @@ def like(value: Tensor, parameter: Tensor) -> Tensor:
     return distribute_tensor(value.detach().to(given.device), given.device_mesh, given.placements, src_data_rank=None)
 
 
-def stored(parameter: Tensor, network: nn.Module) -> Tensor:
+def stored_copy(parameter: Tensor, network: nn.Module) -> Tensor:
     """A copy of a parameter as further networks keep it: as this process's shard, or whole, where the weights of the
     ``network`` are whole when it computes. All processes must call."""
     sharding = sharding_of(network)
@@ -252,12 +252,12 @@ def stored(parameter: Tensor, network: nn.Module) -> Tensor:
 
 
 def stored_like(value: Tensor, parameter: Tensor, network: nn.Module) -> Tensor:
-    """A whole tensor, equal on all processes, as ``stored`` would keep it."""
+    """A whole tensor, equal on all processes, as ``stored_copy`` would keep it."""
     sharding = sharding_of(network)
     return value if sharding is None or not sharding.in_step else like(value, parameter)
 
 
-def collected(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
+def collect_whole(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
     """The tensors by name, shards made whole one by one and moved to the CPU; none where ``keep`` is false, so
     only the process that writes them holds them. All processes must call."""
     values = ((name, whole(one.detach()).cpu() if is_shard(one) else one) for name, one in tensors.items())
@@ -265,7 +265,7 @@ def collected(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
 
 
 @contextmanager
-def exchanged(network: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+def swap_weights(network: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
     """The parameters of the network hold ``values``, whole ones by their names, within a ``with`` block; no memory is
     copied, but for shards."""
     parameters = {name: one for name, one in network.named_parameters() if name in values}
@@ -313,7 +313,7 @@ def anywhere(flags: Sequence[bool], network: nn.Module) -> list[bool]:
     if not isinstance(network, FSDPModule) or not is_shard(next(network.parameters())):
         return list(flags)
     device = local(next(network.parameters())).device
-    return [bool(one) for one in reduced([int(one) for one in flags], device, torch.distributed.ReduceOp.MAX)]
+    return [bool(one) for one in reduce_numbers([int(one) for one in flags], device, torch.distributed.ReduceOp.MAX)]
 
 
 def _free_after_calls(unit: Any, free: bool) -> None:
@@ -332,7 +332,7 @@ def _add_sums(trained: Mapping[str, Tensor], gradients: dict[str, Tensor]) -> No
     if not trained:
         return
     device = local(next(iter(trained.values()))).device
-    counts = reduced([int(name in gradients) for name in trained], device, torch.distributed.ReduceOp.MAX)
+    counts = reduce_numbers([int(name in gradients) for name in trained], device, torch.distributed.ReduceOp.MAX)
     for (name, parameter), count in zip(trained.items(), counts, strict=True):
         if count:
             given: Any = parameter
@@ -363,13 +363,13 @@ def whole_state(network: nn.Module, write: bool) -> Iterator[None]:
         stored = {n: one for n, one in part.named_buffers(recurse=False) if n not in part._non_persistent_buffers_set}
         state |= {f"{prefix}{name}": one.detach().cpu() for name, one in stored.items() if not adapters}
 
-    def given(prefix: str) -> Any:
+    def state_of(prefix: str) -> Any:
         own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         return lambda *_, **__: dict(own)
 
     changed = [(prefix, part) for prefix, part in parts if part in SHARDED or list(part.children())]
     for prefix, part in changed:
-        part.state_dict = given(prefix)  # type: ignore[method-assign]
+        part.state_dict = state_of(prefix)  # type: ignore[method-assign]
     try:
         yield
     finally:

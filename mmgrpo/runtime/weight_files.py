@@ -37,7 +37,7 @@ def check_weight_files(folder: Path, allow_pickle: bool, remedy: str) -> None:
         check_shards(index, allow_pickle)
     pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
     if pickles and not allow_pickle and not any(folder.glob("*.safetensors")):
-        raise pickled(folder / pickles[0], remedy)
+        raise pickle_error(folder / pickles[0], remedy)
 
 
 def variant_of(folder: Path) -> str:
@@ -65,7 +65,7 @@ def check_shards(index: Path, allow_pickle: bool) -> None:
             )
 
 
-def pickled(file: Path, remedy: str) -> ValueError:
+def pickle_error(file: Path, remedy: str) -> ValueError:
     """The error for weights that are in a pickle only."""
     # diffusers and peft keep the stem of their file, transformers has another one of safetensors.
     kept = [stem for stem in ("adapter_model", "diffusion_pytorch_model") if file.stem.startswith(stem)]

@@ -134,8 +134,8 @@ def report(
     apart = ["encoders of prompts", "VAE"] if "evaluations to sample" in totals else ["towers of media"]
     apart += ["prompts (model.max_prompt_tokens is 0)"] if getattr(config.model, "max_prompt_tokens", 1) == 0 else []
     lines = [
-        f"work:      {shown(sampled)} to sample a rollout, {shown(trained)} to train on it, {shown(whole)} in all, "
-        f"without {', '.join([*apart, 'rewards'])} and evaluation"
+        f"work:      {in_flop(sampled)} to sample a rollout, {in_flop(trained)} to train on it, {in_flop(whole)} in "
+        f"all, without {', '.join([*apart, 'rewards'])} and evaluation"
     ]
     if STORED.get(config.model.dtype, 4) == 2:
         hours = {card: [whole / (PEAKS[card] * share * processes * 3600) for share in SHARES] for card in STATED}
@@ -145,7 +145,7 @@ def report(
     return lines
 
 
-def shown(operations: float) -> str:
+def in_flop(operations: float) -> str:
     """1.2 PFLOP."""
     size, name = next(
         (

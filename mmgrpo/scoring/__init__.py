@@ -153,7 +153,7 @@ def begin_scoring(
     thread that calls it: they change settings and take the processor or the GPU of what the caller does meanwhile.
     """
 
-    whole = unfailed(outputs)
+    whole = unfailed_places(outputs)
     if len(whole) < len(outputs):
         kept = torch.tensor(whole, dtype=torch.long)
         given = None if rollout is None else select_rows(rollout, kept.to(rollout.log_probs.device))
@@ -184,7 +184,7 @@ def begin_scoring(
     return finish
 
 
-def unfailed(outputs: Sequence[Output]) -> list[int]:
+def unfailed_places(outputs: Sequence[Output]) -> list[int]:
     """The places of the outputs whose worlds have not failed."""
     return [place for place, one in enumerate(outputs) if not (isinstance(one, Text) and one.fault)]
 
@@ -195,7 +195,7 @@ def of_unfailed(
     """A function of the outputs whose worlds have not failed, with NaN for the others."""
 
     def values(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> Sequence[float | None]:
-        whole = unfailed(outputs)
+        whole = unfailed_places(outputs)
         if len(whole) == len(outputs):
             return fn(prompts, outputs)
         made: list[float | None] = [math.nan] * len(outputs)

@@ -42,7 +42,7 @@ class Cached:
         """One value per output, of which only those are computed that are not known; equal outputs once."""
         keys = [self._key(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
         with self._lock:
-            values: dict[bytes, float | None] = {**self._known(dict.fromkeys(keys))}
+            values: dict[bytes, float | None] = {**self._look_up(dict.fromkeys(keys))}
         rows = {key: row for row, key in reversed([*enumerate(keys)]) if key not in values}
         chosen = sorted(rows.values())
         if chosen:
@@ -64,7 +64,7 @@ class Cached:
             digest.update(part)
         return digest.digest()
 
-    def _known(self, keys: Mapping[bytes, None]) -> dict[bytes, float]:
+    def _look_up(self, keys: Mapping[bytes, None]) -> dict[bytes, float]:
         values = {}
         for key in keys:
             value = self._memory.get(key)
@@ -119,7 +119,7 @@ class ScoreFile:
             connection.execute(f"DELETE FROM scores WHERE number <= ({newest})", (self._most,))
 
 
-def cached(
+def with_cache(
     name: str,
     function: Callable[..., Any],
     parameters: Mapping[str, Any],

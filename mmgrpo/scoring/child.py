@@ -159,7 +159,7 @@ def end(process: Running, connection: socket.socket, run: int, owner: int, mark:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     for _ in range(SWEEPS):
-        if not (left := marked(mark)):
+        if not (left := marked_processes(mark)):
             break
         for one in left:
             with suppress(ProcessLookupError, PermissionError):
@@ -167,7 +167,7 @@ def end(process: Running, connection: socket.socket, run: int, owner: int, mark:
     os.close(run)
 
 
-def marked(mark: str) -> list[int]:
+def marked_processes(mark: str) -> list[int]:
     """The processes that one started and that inherited its environment, also those that left its process group; none
     where the system has no /proc."""
     content, found = f"{MARK}={mark}".encode(), []

@@ -41,7 +41,7 @@ def reads_rollout(function: Callable[..., Any]) -> bool:
     return PARAMETER in inspect.signature(function).parameters or bool(records(function))
 
 
-def filled(function: Callable[..., Any], rollout: Decisions) -> dict[str, Any]:
+def rollout_arguments(function: Callable[..., Any], rollout: Decisions) -> dict[str, Any]:
     """The arguments of a reward that come from the rollout, by name."""
     parameters = inspect.signature(function).parameters
     given: dict[str, Any] = {PARAMETER: rollout} if PARAMETER in parameters else {}
@@ -64,7 +64,7 @@ def with_decisions(name: str, function: Callable[..., Any], rollout: Decisions |
     if rollout is not None:
         copy = Decisions(**plain(rollout))
         own = PARAMETER in inspect.signature(function).parameters and not records(function)
-        return functools.partial(function, **({PARAMETER: copy} if own else filled(function, copy)))
+        return functools.partial(function, **({PARAMETER: copy} if own else rollout_arguments(function, copy)))
     if name not in _warned:
         _warned.add(name)
         warnings.warn(
@@ -80,10 +80,10 @@ def _nothing(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float
 
 def plain(rollout: Decisions) -> dict[str, Any]:
     """The fields of decisions by name, all tensors copied to the CPU."""
-    return {field.name: _copied(getattr(rollout, field.name)) for field in fields(rollout)}
+    return {field.name: _copy_to_host(getattr(rollout, field.name)) for field in fields(rollout)}
 
 
-def _copied(value: Tensor | Mapping[str, Tensor]) -> Any:
+def _copy_to_host(value: Tensor | Mapping[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in value.items()}

@@ -249,18 +249,18 @@ _REQUIRED: Any = object()
 def take(table: Any, name: str, kinds: type | tuple[type, ...], where: str, default: Any = _REQUIRED) -> Any:
     """An entry of an object, of one of the types; a boolean is no number."""
     if not isinstance(table, dict):
-        raise Malformed(f"{where}: got {_shown(table)}, expected an object")
+        raise Malformed(f"{where}: got {_describe(table)}, expected an object")
     value = table.get(name, default)
     if value is _REQUIRED:
         raise Malformed(f"{where}: has no '{name}'")
     kinds = kinds if isinstance(kinds, tuple) else (kinds,)
     if value is not default and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
         expected = " or ".join(kind.__name__ for kind in kinds)
-        raise Malformed(f"{where}.{name}: got {_shown(value)}, expected {expected}")
+        raise Malformed(f"{where}.{name}: got {_describe(value)}, expected {expected}")
     return value
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, int) and abs(value) >= 1 << 128:
         return "a number of more than 38 digits (int)"
     text = value if isinstance(value, str) else reprlib.repr(value)
@@ -362,15 +362,15 @@ class _Reader:
             if not all(
                 isinstance(size, list) and len(size) == 2 and all(type(n) is int for n in size) for size in seen
             ):
-                raise Malformed(f"{where}.seen: got {_shown(seen)}, expected a list of [height, width]")
+                raise Malformed(f"{where}.seen: got {_describe(seen)}, expected a list of [height, width]")
             tokens, truncated = take(row, "tokens", int, where, 0), take(row, "truncated", bool, where, False)
             ids = take(row, "ids", list, where, [])
             if not all(type(token) is int for token in ids):
-                raise Malformed(f"{where}.ids: got {_shown(ids)}, expected a list of whole numbers")
+                raise Malformed(f"{where}.ids: got {_describe(ids)}, expected a list of whole numbers")
             prefilled, sizes = take(row, "prefilled", str, where, ""), tuple((h, w) for h, w in seen)
             for number in (tokens, *ids, *(side for size in sizes for side in size)):
                 if not 0 <= number < 1 << 40:
-                    raise Malformed(f"{where}: got {_shown(number)} for a number of tokens, of pixels, or a token")
+                    raise Malformed(f"{where}: got {_describe(number)} for a number of tokens, of pixels, or a token")
             text = take(row, "text", str, where)
             for key, one in (("text", text), ("prefilled", prefilled)):
                 self.refuse_text(one, f"{where}.{key}")
@@ -405,7 +405,9 @@ class _Reader:
             raise Malformed(f"{where}: got the fields {sorted(row)}, expected audio and rate")
         rate = take(row, "rate", int, where)
         if not 1 <= rate <= self.limits.rate:
-            raise Malformed(f"{where}.rate: got {_shown(rate)}, expected 1 to {self.limits.rate:,} samples per second")
+            raise Malformed(
+                f"{where}.rate: got {_describe(rate)}, expected 1 to {self.limits.rate:,} samples per second"
+            )
         return Audio(self.samples(row["audio"], f"{where}.audio", rate), rate)
 
     def refuse_text(self, text: str, where: str) -> None:
@@ -437,7 +439,7 @@ class _Reader:
         if self.frames is not None and type(medium) is int and 0 < medium <= len(self.frames):
             return bytes(self.frames[medium - 1])
         expected = "a base64 text" if self.frames is None else f"the number of a frame, 1 to {len(self.frames)}"
-        raise Malformed(f"{where}: got {_shown(medium)}, expected {expected}")
+        raise Malformed(f"{where}: got {_describe(medium)}, expected {expected}")
 
     def count(self, size: int, where: str) -> None:
         self.decoded += size

@@ -61,11 +61,11 @@ def refuse_unfit(
         if manifest is not None and any(find_spec(name) is None for name in manifest.packages):
             raise ValueError(f"rewards: '{scorer.name}' {obstacle(manifest)}")
         for name, prompts in splits.items():
-            if objection := trl.missing_column(scorer.name, scorer.needs, tried(prompts)):
+            if objection := trl.missing_column(scorer.name, scorer.needs, spaced_prompts(prompts)):
                 raise ValueError(f"{name}: {objection}")
             if scorer.weight == 0:
                 continue
-            rows = tried(prompts)
+            rows = spaced_prompts(prompts)
             unfit = list(unscorable(scorer, rows))
             if unfit:
                 text = f"{name}: {listing(scorer.name, unfit, len(rows))}"
@@ -84,7 +84,7 @@ def unread_media(scorers: Sequence[Scorer], splits: Mapping[str, Sequence[Prompt
         or any(one.manifest is None or MEDIA & {*one.manifest.reads} for one in scorers)
     ):
         return []
-    rows = [prompt for prompts in splits.values() for prompt in tried(prompts)]
+    rows = [prompt for prompts in splits.values() for prompt in spaced_prompts(prompts)]
     with_media = sum(bool(prompt.media) for prompt in rows)
     if not with_media:
         return []
@@ -128,7 +128,7 @@ OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 """Variables with which nothing is asked of the hub."""
 
 
-def tried(prompts: Sequence[Prompt]) -> list[Prompt]:
+def spaced_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
     """At most ``TRIED`` prompts, evenly spaced."""
     step = -(-len(prompts) // TRIED) or 1
     return [prompts[place] for place in range(0, len(prompts), step)]

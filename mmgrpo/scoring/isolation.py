@@ -121,8 +121,8 @@ def call_reward(
     copies: dict[int, Any] = {}
     with unchanged_settings():
         values = function(
-            [copied(prompt, not trusted, copies) for prompt in prompts],
-            [copied(output, not trusted, copies) for output in outputs],
+            [copy_value(prompt, not trusted, copies) for prompt in prompts],
+            [copy_value(output, not trusted, copies) for output in outputs],
         )
     if versions != [tensor._version for tensor in given]:
         raise RewardFailure("it changed its outputs in place; let it work on copies, e.g. output.pixels.clone()")
@@ -173,7 +173,7 @@ def _number(value: Any, place: int) -> float:
         return math.inf if real > 0 else -math.inf
 
 
-def copied(value: Any, tensors: bool = True, copies: dict[int, Any] | None = None) -> Any:
+def copy_value(value: Any, tensors: bool = True, copies: dict[int, Any] | None = None) -> Any:
     """A copy of a prompt, an output, or what they contain; ``tensors`` and arrays only if asked for.
 
     What was one object is one in the copy (``copies``, by the id of the original). Objects of other kinds than those
@@ -187,11 +187,11 @@ def copied(value: Any, tensors: bool = True, copies: dict[int, Any] | None = Non
     elif isinstance(value, np.ndarray):
         copy = value.copy() if tensors else value
     elif type(value) in VALUES:
-        copy = replace(value, **{f.name: copied(getattr(value, f.name), tensors, copies) for f in fields(value)})
+        copy = replace(value, **{f.name: copy_value(getattr(value, f.name), tensors, copies) for f in fields(value)})
     elif isinstance(value, Mapping):
-        copy = {key: copied(entry, tensors, copies) for key, entry in value.items()}
+        copy = {key: copy_value(entry, tensors, copies) for key, entry in value.items()}
     elif type(value) in (list, tuple):
-        copy = type(value)(copied(entry, tensors, copies) for entry in value)
+        copy = type(value)(copy_value(entry, tensors, copies) for entry in value)
     elif type(value) in (set, bytearray):
         copy = value.copy()
     else:

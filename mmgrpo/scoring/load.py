@@ -101,7 +101,7 @@ def load_reward(name: str, path: str, parameters: Mapping[str, Any], device: str
     given = dict(parameters)
     if trl.is_factory(function):
         messages, given = given.pop(trl.MESSAGES, None), {key: given[key] for key in given if key != "device"}
-        function = trl.made(function, given, name)
+        function = trl.make_reward(function, given, name)
         parameters = {} if messages is None else {trl.MESSAGES: messages}
     if trl.is_trl(function):
         parameters = dict(parameters)

@@ -135,7 +135,7 @@ class RewardProcess:
             self.close()
             raise
         except OSError as error:
-            raise RewardFailure(self._ended(error)) from error
+            raise RewardFailure(self._describe_end(error)) from error
         except BaseException:
             self.close()
             raise
@@ -146,7 +146,7 @@ class RewardProcess:
             raise kind(str(text)) from Trace(answer.get("trace"))
         return answer
 
-    def _ended(self, error: OSError) -> str:
+    def _describe_end(self, error: OSError) -> str:
         """How the process ended, once it has."""
         try:
             status = self._process.wait(5)

@@ -46,7 +46,7 @@ def marking(scorers: Sequence[Scorer], by: str) -> Scorer:
 Parts = Sequence[tuple[int, int, float]]
 
 
-def remarked(
+def remark_fields(
     scorers: Sequence[Scorer], by: str, rollout: Rollout, names: Collection[str]
 ) -> tuple[dict[str, Float[Tensor, "B T"]], Bool[Tensor, "B"]]:
     """The fields ``marks`` and ``shares`` of a rollout's decisions, as far as ``names`` has them, from what the judge

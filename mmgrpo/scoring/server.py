@@ -74,13 +74,13 @@ def application(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        def ended(task: asyncio.Task[None]) -> None:
+        def on_end(task: asyncio.Task[None]) -> None:
             if not task.cancelled() and (error := task.exception()):
                 failed(error)
 
         tasks = [asyncio.create_task(one.run()) for one in rewards.values()]
         for task in tasks:
-            task.add_done_callback(ended)
+            task.add_done_callback(on_end)
         yield
         for task in tasks:
             task.cancel()
@@ -115,7 +115,7 @@ def application(
             raise Refusal(415, f"got the content type {kind[:100]!r}, expected {JSON} or {FRAMES}")
         try:
             with flying.hold() as grow:
-                body = await asyncio.wait_for(limited(request, limits.body, grow), body_seconds)
+                body = await asyncio.wait_for(read_body(request, limits.body, grow), body_seconds)
                 asked = await asyncio.to_thread(read, kind, body, limits)
                 grow(asked.nbytes)
                 del body
@@ -142,7 +142,7 @@ def application(
     return app
 
 
-async def limited(request: Request, most: int, grow: Callable[[int], None] = lambda size: None) -> bytearray:
+async def read_body(request: Request, most: int, grow: Callable[[int], None] = lambda size: None) -> bytearray:
     """The body of a request, of which no more than ``most`` bytes are ever read; ``grow`` receives its size so far."""
     announced = request.headers.get("content-length", "")
     body = bytearray()
@@ -245,7 +245,7 @@ class Punctual(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.inner.data_received(data)
-        if self._asked():
+        if self._has_open_request():
             self._stop()
         elif self._timer is None:
             self._wait()
@@ -263,7 +263,7 @@ class Punctual(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.inner.resume_writing()
 
-    def _asked(self) -> bool:
+    def _has_open_request(self) -> bool:
         """Whether a request has come whose answer is not complete."""
         return self.inner.cycle is not None and not self.inner.cycle.response_complete
 
@@ -277,7 +277,7 @@ class Punctual(asyncio.Protocol):
 
     def _late(self) -> None:
         self._timer = None
-        if not self._asked():
+        if not self._has_open_request():
             self._transport.close()
 
 

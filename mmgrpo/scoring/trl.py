@@ -76,7 +76,7 @@ def inside(function: Any) -> Any:
     return inspect.getclosurevars(inspect.unwrap(function)).nonlocals.get("function", function)
 
 
-def needed(function: Any) -> list[str]:
+def needed_columns(function: Any) -> list[str]:
     """The columns without which a function in TRL's form cannot be called."""
     parameters = inspect.signature(inside(function)).parameters.values()
     starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -105,7 +105,7 @@ def of_texts(
     ``messages`` gives all prompts and completions as messages, or all as texts; by default each as its row has it.
     """
     title = name or getattr(function, "__name__", type(function).__name__)
-    needs = needed(function)
+    needs = needed_columns(function)
     accepted = inspect.signature(function).parameters
     anything = any(one.kind is one.VAR_KEYWORD for one in accepted.values())
 
@@ -122,7 +122,7 @@ def of_texts(
         given = _arguments(title, prompts, texts, messages, needs)
         values = function(**(given if anything else {key: given[key] for key in given if key in accepted}))
         if inspect.isawaitable(values):
-            values = _finished(values)
+            values = _await_result(values)
         return [None if value is None else float(value) for value in values]
 
     return reward
@@ -149,8 +149,8 @@ def _arguments(
         ],
         "completion_ids": [list(text.ids) for text in texts],
         "trainer_state": TrainerState(now.step, now.steps),
-        "log_extra": lambda column, values: _unrecorded(title, "log_extra", column),
-        "log_metric": lambda metric, value: _unrecorded(title, "log_metric", metric),
+        "log_extra": lambda column, values: _warn_unrecorded(title, "log_extra", column),
+        "log_metric": lambda metric, value: _warn_unrecorded(title, "log_metric", metric),
     }
 
 
@@ -169,7 +169,7 @@ def _message(turn: Turn) -> dict[str, Any]:
     return {"role": turn.role, "content": blocks, **turn.keys}
 
 
-def _finished(values: Any) -> Any:
+def _await_result(values: Any) -> Any:
     """The result of an asynchronous function, also where a loop of events runs in this thread (a notebook)."""
 
     async def wait() -> Any:
@@ -186,7 +186,7 @@ def _finished(values: Any) -> Any:
 _warned: set[tuple[str, str]] = set()
 
 
-def _unrecorded(title: str, function: str, what: str) -> None:
+def _warn_unrecorded(title: str, function: str, what: str) -> None:
     if (title, function) not in _warned:
         _warned.add((title, function))
         warnings.warn(
@@ -196,7 +196,7 @@ def _unrecorded(title: str, function: str, what: str) -> None:
         )
 
 
-def made(function: Any, parameters: Mapping[str, Any], name: str) -> Any:
+def make_reward(function: Any, parameters: Mapping[str, Any], name: str) -> Any:
     """The reward that a factory makes of the parameters of a recipe; ValueError for parameters that it does not take,
     and for what is no reward."""
     signature = inspect.signature(function)

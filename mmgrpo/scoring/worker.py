@@ -20,11 +20,11 @@ import torch
 
 from mmgrpo.scoring import report
 from mmgrpo.scoring.child import arguments, end_with, receive
-from mmgrpo.scoring.decisions import PARAMETER, filled, reads_rollout, records
+from mmgrpo.scoring.decisions import PARAMETER, reads_rollout, records, rollout_arguments
 from mmgrpo.scoring.isolation import WrongValues, column, in_words
 from mmgrpo.scoring.load import load_reward
 from mmgrpo.scoring.manifest import entry_of, row_of
-from mmgrpo.scoring.trl import inside, needed
+from mmgrpo.scoring.trl import inside, needed_columns
 from mmgrpo.scoring.wire import frames, read
 from mmgrpo.types import Decisions
 
@@ -61,7 +61,7 @@ def main() -> None:
 def needs(function: Callable[..., Any]) -> list[str]:
     """The columns without which a reward in TRL's form cannot be called."""
     own = function.func if isinstance(function, functools.partial) else function
-    return needed(own) if inside(own) is not own else []
+    return needed_columns(own) if inside(own) is not own else []
 
 
 def _score(function: Callable[..., Any], request: Mapping[str, Any]) -> list[float | None]:
@@ -70,7 +70,7 @@ def _score(function: Callable[..., Any], request: Mapping[str, Any]) -> list[flo
     if torch.are_deterministic_algorithms_enabled() != request["deterministic"]:
         torch.use_deterministic_algorithms(request["deterministic"], warn_only=True)
     report(*request.get("progress", (0, 0)))
-    given = filled(function, Decisions(**request[PARAMETER])) if request.get(PARAMETER) else {}
+    given = rollout_arguments(function, Decisions(**request[PARAMETER])) if request.get(PARAMETER) else {}
     return column(function(request["prompts"], request["outputs"], **given), len(request["outputs"]))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from mmgrpo.data.limits import Unreadable, is_inside, opened
+from mmgrpo.data.limits import Unreadable, is_inside, open_source
 from mmgrpo.report.audio_player import MIME, Sound
 from mmgrpo.types import Audio, Media, Prompt
 from pipelines import require
@@ -77,7 +77,7 @@ def read_audio(media: Media, *, max_seconds: float = MAX_SECONDS, setting: str =
     source = media.source
     if not isinstance(source, str | Audio):
         raise Unreadable(f"got a recording of kind {type(source).__name__}, expected one file or an Audio")
-    file = opened(source) if isinstance(source, str) else ""
+    file = open_source(source) if isinstance(source, str) else ""
     try:
         span = (float(media.options.get("start", 0)), media.options.get("end"))
         if isinstance(source, Audio):

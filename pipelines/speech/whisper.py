@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from mmgrpo.config.names import nearest
 from mmgrpo.data.chat import completion_ids, end_tokens
-from mmgrpo.data.values import quoted, shown
+from mmgrpo.data.values import quote, show_value
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.runtime.devices import autocast, put
 from mmgrpo.types import Prompt, Reference
@@ -199,7 +199,7 @@ def language_code(name: str) -> str:
     plain = name.strip().lower()
     code = TO_LANGUAGE_CODE.get(plain, plain)
     if code not in LANGUAGES and not re.fullmatch(r"[a-z]{2,3}", code):  # a language of a fine-tune's own
-        raise ValueError(f"unknown language {quoted(name)}.{nearest(plain, [*LANGUAGES, *TO_LANGUAGE_CODE])}")
+        raise ValueError(f"unknown language {quote(name)}.{nearest(plain, [*LANGUAGES, *TO_LANGUAGE_CODE])}")
     return code
 
 
@@ -209,14 +209,14 @@ def language_of(prompt: Prompt) -> str:
     if value is None or value == "":
         return ""
     if not isinstance(value, str):
-        raise ValueError(f"language: got {shown(value)}, expected a language as a string, e.g. en")
+        raise ValueError(f"language: got {show_value(value)}, expected a language as a string, e.g. en")
     return language_code(value)
 
 
 def task_of(prompt: Prompt) -> str:
     """A row's ``task``; empty where it has none."""
     if prompt.task and prompt.task not in TASKS:
-        raise ValueError(f"unknown task {quoted(prompt.task)}.{nearest(prompt.task, TASKS)}")
+        raise ValueError(f"unknown task {quote(prompt.task)}.{nearest(prompt.task, TASKS)}")
     return prompt.task
 
 

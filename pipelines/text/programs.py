@@ -9,7 +9,7 @@ sampling:
 from __future__ import annotations
 
 from mmgrpo.policies.programs import Ask, Calls
-from mmgrpo.prompts.added import written
+from mmgrpo.prompts.added import fill_text
 from mmgrpo.prompts.judging import POINT, REFLECTION, verdict
 from mmgrpo.types import Prompt
 
@@ -48,8 +48,8 @@ def answer_and_reflect(prompt: Prompt, seed: int, member: int) -> Calls:
     training (``algorithm.judging: verdicts``), and where it says no answers anew, the wrong attempt before it."""
     answer = yield Ask(prompt.text, "answer")
     for _ in range(REFLECTIONS):
-        said = yield Ask(f"{prompt.text}{written(POINT, prompt, answer)}", "judge")
+        said = yield Ask(f"{prompt.text}{fill_text(POINT, prompt, answer)}", "judge")
         if verdict(said, ("yes", "no")) != 1:
             break
-        answer = yield Ask(f"{prompt.text}{written(REFLECTION, prompt, answer)}", "answer")
+        answer = yield Ask(f"{prompt.text}{fill_text(REFLECTION, prompt, answer)}", "answer")
     return answer

@@ -192,18 +192,18 @@ def with_comparisons(config: Config, prompts: Sequence[Prompt]) -> Sequence[Prom
         return [change(one) for one in prompts]
     for prompt in prompts:  # a row that cannot be compared is refused before the run
         change(prompt)
-    return prompts.changed(change)
+    return prompts.map(change)
 
 
 def with_wording(config: Config, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
     """The prompts with ``data.system`` and ``data.template``, in files if they are there."""
     if not (config.data.system or config.data.template):
         return prompts
-    from mmgrpo.data.messages import worded
+    from mmgrpo.data.messages import apply_wording
     from mmgrpo.data.streaming import StoredPrompts
 
-    change = partial(worded, system=config.data.system, template=config.data.template)
-    return prompts.changed(change) if isinstance(prompts, StoredPrompts) else [change(one) for one in prompts]
+    change = partial(apply_wording, system=config.data.system, template=config.data.template)
+    return prompts.map(change) if isinstance(prompts, StoredPrompts) else [change(one) for one in prompts]
 
 
 def read(config: Config, path: str) -> tuple[Sequence[Prompt], list[Skipped]]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mmgrpo.data.images import IMAGE_CACHE, decode_image
 from mmgrpo.data.limits import Unreadable
-from mmgrpo.data.perturbations import masked
+from mmgrpo.data.perturbations import mask_pixels
 from mmgrpo.report.audio_player import Sound
 from mmgrpo.report.media import FRAMES, strip, thumbnail, to_pil
 from mmgrpo.types import Audio, Image, Media, Prompt, Video
@@ -88,7 +88,7 @@ def read_image(media: Media) -> Image:
     """The image, RGB in [0, 1], upright, on white where it is transparent; ``Unreadable`` where it cannot be read."""
     if "mask" in media.options:
         options = {name: value for name, value in media.options.items() if name != "mask"}
-        return Image(masked(media, read_image(replace(media, options=options)).pixels))
+        return Image(mask_pixels(media, read_image(replace(media, options=options)).pixels))
     if isinstance(media.source, Image):
         return media.source
     if not isinstance(media.source, str):
@@ -119,7 +119,7 @@ def read_video(media: Media, *, fps: float = DEFAULT_FPS, min_frames: int = 4, m
     first, last = frame_range(total, selected.fps, **span)
     indices = view(total, selected.fps)  # not shuffled: times stay those of the positions
     sample_fps = len(indices) / (last - first + 1) * selected.fps
-    frames = masked(media, selected.frames) if "mask" in options else selected.frames
+    frames = mask_pixels(media, selected.frames) if "mask" in options else selected.frames
     return Clip(frames, sample_fps, tuple(selected.times[index] for index in indices), selected.reader)
 
 

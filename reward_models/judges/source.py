@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from mmgrpo.data.images import IMAGE_CACHE
-from mmgrpo.data.limits import opened
+from mmgrpo.data.limits import open_source
 from mmgrpo.types import Image, Media, Video
 from reward_models.evaluation.media import read_video
 
@@ -31,7 +31,7 @@ def images_of(medium: Media) -> Sequence[Image]:
         return [source if isinstance(source, Image) else IMAGE_CACHE.read(str(source))]
     start, end = float(options.get("start", 0.0)), float(options.get("end", math.inf))
     if isinstance(source, str):
-        file = opened(source)
+        file = open_source(source)
         content = file.getvalue() if isinstance(file, BytesIO) else Path(file)
         return [Image(frame) for frame in read_video(content, FRAMES, start, end).frames]
     files = source if isinstance(source, tuple) else ()

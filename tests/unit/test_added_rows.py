@@ -20,7 +20,7 @@ from mmgrpo.diffusion.kernels import diffusion_estimates, estimates, output_towa
 from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.objectives.origins import Replay
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
-from mmgrpo.prompts.added import ADDITIONS, named, refining, sources, way, worst, written
+from mmgrpo.prompts.added import ADDITIONS, fill_text, missing_names, refining, sources, way, worst
 from mmgrpo.prompts.replay import named_files
 from mmgrpo.randomness import stream
 from mmgrpo.rounds.replay import ReplayedRows
@@ -340,8 +340,8 @@ def test_the_text_of_a_critique_names_columns_of_the_row():
     asked = refining(prompt, given, "3", False)
     assert asked.text == "1+1? [3|wrong|2|be brief]" and HINT in asked.meta
     with pytest.raises(ValueError, match="'p'.*'missing'"):
-        written("{missing}", prompt)
-    assert named("{sample} {verdict} {answer} {criteria} {failed}", prompt) == {"failed"}
+        fill_text("{missing}", prompt)
+    assert missing_names("{sample} {verdict} {answer} {criteria} {failed}", prompt) == {"failed"}
     asked = refining(prompt, replace(given, text=" [{failed}]"), "3", False, {"failed": "- be brief"})
     assert asked.text == "1+1? [- be brief]"
 

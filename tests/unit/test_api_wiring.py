@@ -190,7 +190,7 @@ def ran(settings, monkeypatch, checkpoint=True, owner=None, main=True):
     accelerator, ended = Accelerator(cpu=True), []
     monkeypatch.setattr(accelerator, "end_training", lambda: ended.append(True))
     monkeypatch.setattr(api, "begin", lambda config: (config, accelerator))
-    monkeypatch.setattr(api, "claimed", lambda config, accelerator: nullcontext())
+    monkeypatch.setattr(api, "claim", lambda config, accelerator: nullcontext())
     result = api.execute(settings, owner, lambda _: pytest.fail("not asked"), [first_number], "again")
     assert begun == [(settings, 4)] and ended == [True]
     assert (result.folder, result.policy) == (folder, trainer.policy)

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.prompts.drawing import Sampling
-from mmgrpo.rounds.offline import Offline, compared
+from mmgrpo.rounds.offline import Offline, select_comparable
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import GIVEN, Answer, Image, Media, Output, Policy, Prompt, Request
 from mmgrpo.update import Batch
@@ -317,14 +317,14 @@ def test_groups_of_equivalent_answers_are_compared_by_their_means(tmp_path):
 def test_ties_and_rows_without_answers():
     better, equal = texts(1)[0].answers, (Answer("a", None, 1.0), Answer("b", None, 1.0))
     prompts = [Prompt("a", "0", answers=better), Prompt("b", "1", answers=equal), Prompt("c", "2")]
-    usable, skipped = compared(prompts, "text", 0.5)
+    usable, skipped = select_comparable(prompts, "text", 0.5)
     assert usable == [0] and [one.id for one in skipped] == ["1"]
     with pytest.raises(ValueError, match=r"data\.offline: prompt '2'.*chosen"):
-        compared(prompts, "text")
+        select_comparable(prompts, "text")
     with pytest.raises(ValueError, match=r"data\.offline: prompt '0'.*image"):
-        compared(prompts, "image", 0.5)
+        select_comparable(prompts, "image", 0.5)
     with pytest.raises(ValueError, match=r"data\.offline: no prompt"):
-        compared(prompts[1:], "text", 0.5)
+        select_comparable(prompts[1:], "text", 0.5)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from mmgrpo.objectives import AGGREGATIONS
 from mmgrpo.objectives.origins import REPLAYS, Replay, Supervision, likelihood, weights_by_origin
 from mmgrpo.policies.categorical import CategoricalPolicy
 from mmgrpo.prompts.hints import characters, staged_hint, with_hint
-from mmgrpo.prompts.replay import Buffer, Stored, chosen
+from mmgrpo.prompts.replay import Buffer, Stored, choose
 from mmgrpo.randomness import stream
 from mmgrpo.rounds import replay as replaying
 from mmgrpo.rounds.replay import SPLIT
@@ -97,11 +97,11 @@ def test_replay_starts_where_enough_rows_of_a_prompt_are_there():
     [("recent", [2, 3]), ("highest", [0, 1]), ("max_variance", [0, 2]), ("all", [0, 1, 2, 3])],
 )
 def test_a_strategy_chooses_rows_by_their_rewards(strategy, places):
-    assert sorted(chosen([1.0, 0.5, 0.0, 0.0], Replay(2, strategy=strategy), stream(0))) == places
+    assert sorted(choose([1.0, 0.5, 0.0, 0.0], Replay(2, strategy=strategy), stream(0))) == places
 
 
 def test_a_random_choice_is_that_of_its_stream():
-    first, again, other = (chosen([0.0] * 9, Replay(3, strategy="random"), stream(seed)) for seed in (1, 1, 2))
+    first, again, other = (choose([0.0] * 9, Replay(3, strategy="random"), stream(seed)) for seed in (1, 1, 2))
     assert first == again != other and len({*first}) == 3
 
 

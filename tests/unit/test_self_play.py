@@ -20,7 +20,7 @@ from mmgrpo.prompts.self_play import (
     asking,
     chosen_questions,
     chosen_verdicts,
-    drawn,
+    draw_documents,
     pair_in,
     verdicts_of,
     verifying,
@@ -74,10 +74,10 @@ def test_each_role_reads_what_it_is_to_read():
     assert every.text == "a b\n\nb c\n\nc d\n\nwhat" and every.answer == "b" and without.text == "what"
     said = verifying(CLUSTER, pair, "bee", rule()).text
     assert "Question: what\nReference answer: b\nProposed answer: bee" in said and "a b" not in said
-    draws = [drawn(CLUSTER, rule(), 0, number, 0) for number in range(200)]
+    draws = [draw_documents(CLUSTER, rule(), 0, number, 0) for number in range(200)]
     assert {len(one) for one in draws} == {2} and {*draws} == {(0, 1), (0, 2), (1, 2)}
     with pytest.raises(ValueError, match="'7'.*documents"):
-        drawn(Prompt("ask", "7"), rule(), 0, 0, 0)
+        draw_documents(Prompt("ask", "7"), rule(), 0, 0, 0)
 
 
 def test_as_many_other_questions_are_trained_as_solvable_ones():

@@ -11,7 +11,7 @@ import pytest
 from accelerate import Accelerator
 
 from mmgrpo.runtime.finite import NotFinite
-from mmgrpo.runtime.progress import Interrupted, Interruption, unstarted
+from mmgrpo.runtime.progress import Interrupted, Interruption, before_start
 from pipelines.options import ModelOptions
 from pipelines.training import Training
 from tests.building import trainer
@@ -74,9 +74,9 @@ def test_a_stop_before_a_step_says_that_nothing_is_lost_and_how_to_go_on(step, t
 
 
 def test_a_stop_while_a_run_is_loaded_says_that_nothing_is_lost():
-    with pytest.raises(KeyboardInterrupt, match="nothing is lost"), unstarted():
+    with pytest.raises(KeyboardInterrupt, match="nothing is lost"), before_start():
         raise KeyboardInterrupt
-    with pytest.raises(ValueError, match="^as it is$"), unstarted():
+    with pytest.raises(ValueError, match="^as it is$"), before_start():
         raise ValueError("as it is")
 
 

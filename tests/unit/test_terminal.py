@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from mmgrpo.runtime.progress import Lines, progress_bar
-from mmgrpo.terminal import UNLIMITED, columns_of, definitions, paragraph, sections, styled, table, width
+from mmgrpo.terminal import UNLIMITED, columns_of, definitions, paragraph, sections, style_text, table, width
 
 TEXT = "a text of several words, longer than a narrow terminal, with a name_of_" + 30 * "x"
 ROWS = [("a", TEXT), ("a_longer_name", TEXT), ("b", "")]
@@ -73,18 +73,18 @@ def test_columns_of_tables_line_up_numbers_on_the_right(monkeypatch):
 def test_wide_letters_take_two_columns_and_accents_and_styles_none(screen):
     screen(80)
     assert columns_of("日本") == 4 and columns_of("e\u0301") == 1
-    assert styled("a", "bold", "green") == "\x1b[1;32ma\x1b[0m" and columns_of(styled("ab", "bold")) == 2
+    assert style_text("a", "bold", "green") == "\x1b[1;32ma\x1b[0m" and columns_of(style_text("ab", "bold")) == 2
 
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
 def test_there_are_no_colours_where_nobody_wants_or_sees_them(name, value, screen, monkeypatch):
     screen(80)
-    assert styled("a", "bold") != "a" == styled("a")
+    assert style_text("a", "bold") != "a" == style_text("a")
     monkeypatch.setenv(name, value)
-    assert styled("a", "bold") == "a"
+    assert style_text("a", "bold") == "a"
     monkeypatch.delenv(name)
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert styled("a", "bold") == "a"
+    assert style_text("a", "bold") == "a"
 
 
 def test_progress_in_a_log_is_a_line_per_interval_and_one_at_the_end_of_a_bar_that_stays(monkeypatch):

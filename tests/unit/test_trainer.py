@@ -327,7 +327,7 @@ def test_the_average_of_the_weights_is_what_evaluation_uses_and_training_does_no
     made = trainer(policy, tmp_path, toy_prompts(2), ema=0.9, steps=3)
     made.fit()
     trained = policy.network.outer.bias.detach().clone()
-    with average_of(made).applied():
+    with average_of(made).apply():
         assert not torch.equal(policy.network.outer.bias, trained)
     assert torch.equal(policy.network.outer.bias, trained)
 
@@ -354,7 +354,7 @@ def test_the_share_of_adapters_is_one_of_their_product():
     with torch.no_grad():
         a.copy_(torch.tensor([[4.0, 1.0]]))
         b.copy_(torch.tensor([[1.0], [2.0]]))
-    with interpolation.applied():
+    with interpolation.apply():
         assert (b @ a).tolist() == [[2, 0.5], [4, 1]]
     assert (b @ a).tolist() == [[4, 1], [8, 2]]
 

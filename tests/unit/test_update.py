@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mmgrpo.rollout import sample_round
 from mmgrpo.runtime.distributed import join_decisions, sum_gradients
 from mmgrpo.types import OWN, REFERENCE, REPLAYED, Decisions, Output, Request, Rollout
-from mmgrpo.update import Batch, LossRecipe, accumulate_gradients, rescored
+from mmgrpo.update import Batch, LossRecipe, accumulate_gradients, rescore
 from tests.building import trainer
 from tests.toys import toy_policy, toy_prompts
 from tests.trees import plain
@@ -304,7 +304,7 @@ def test_what_the_first_update_scored_is_kept_and_only_the_rest_is_scored_again(
     settings = {"micro_batch_size": 1, "accelerator": ALONE}
     tally = accumulate_gradients(policy, batch, torch.tensor([True, False, False]), loss, on_policy=True, **settings)  # type: ignore
     before = policy.passes
-    found = rescored(policy, batch, loss, tally, **settings)  # type: ignore
+    found = rescore(policy, batch, loss, tally, **settings)  # type: ignore
     assert policy.passes == before + more
     torch.testing.assert_close(found.decisions.log_probs, torch.tensor([*present[:2], [0.0, 0.0]]))
     assert not found.decisions.log_probs.requires_grad and batch.decisions.log_probs.eq(0).all()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mmgrpo.cli.mixture import first_mixtures
-from mmgrpo.prompts.mixtures import Fit, fitted, largest
+from mmgrpo.prompts.mixtures import Fit, fit_ridge, largest
 from tests.journeys.cli.running import call
 
 LINEAR, SQUARE = np.array([0.2, 0.1]), np.array([[-0.3, 0.2], [0.2, -0.2]])
@@ -35,14 +35,14 @@ def test_no_mixture_is_better_than_the_largest(seed):
 def test_a_fit_without_penalty_finds_the_scores_again():
     points = np.random.default_rng(0).dirichlet(np.ones(2), 20)
     scores = np.array([Fit(0.3, LINEAR, SQUARE).at(point) for point in points])
-    made = fitted(points, scores, 1e-9)
+    made = fit_ridge(points, scores, 1e-9)
     assert [made.at(point) for point in points] == pytest.approx(scores.tolist(), abs=1e-5) and made.missed < 1e-4
     assert largest(made.linear, made.square) == pytest.approx([0.5, 0.5], abs=1e-2)
 
 
 def test_what_a_fit_misses_is_each_score_by_the_others():
     """Of equal weights a fit is the mean: 0 by that of 3 and 6, 3 by that of 0 and 6, 6 by that of 0 and 3."""
-    made = fitted(np.full((3, 2), 0.5), np.array([0.0, 3.0, 6.0]), 1.0)
+    made = fit_ridge(np.full((3, 2), 0.5), np.array([0.0, 3.0, 6.0]), 1.0)
     assert made.at(np.full(2, 0.5)) == pytest.approx(3) and made.missed == pytest.approx((4.5 + 0 + 4.5) / 3)
 
 

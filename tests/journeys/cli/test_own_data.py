@@ -14,7 +14,7 @@ from mmgrpo.cli.train import main, read
 from mmgrpo.config.plugins import recipes
 from mmgrpo.config.reading import write_yaml
 from mmgrpo.config.settings import LAUNCH
-from mmgrpo.runtime.folder import named
+from mmgrpo.runtime.folder import with_name
 from mmgrpo.toy import scenes
 from pipelines import visual
 from pipelines.visual import sd3
@@ -180,8 +180,8 @@ def test_make_demo_starts_anew():
 
 def test_a_run_without_a_name_is_called_by_preset_and_time_and_never_takes_the_place_of_another(monkeypatch):
     config = read(["--algorithm.preset", "mix_grpo"], "")
-    first = named(config)
-    assert first.name.startswith("mix_grpo-20") and named(first) == first
+    first = with_name(config)
+    assert first.name.startswith("mix_grpo-20") and with_name(first) == first
     for name in (first.name, f"{first.name}-2"):
         (Path("runs") / name).mkdir(parents=True)
 
@@ -193,9 +193,9 @@ def test_a_run_without_a_name_is_called_by_preset_and_time_and_never_takes_the_p
             return datetime.strptime(first.name.removeprefix("mix_grpo-"), "%Y%m%d-%H%M%S")
 
     monkeypatch.setattr("mmgrpo.runtime.folder.datetime", Then)
-    assert named(config).name == f"{first.name}-3"
+    assert with_name(config).name == f"{first.name}-3"
     with pytest.raises(ValueError, match="--resume.*--name"):
-        named(read(["--resume"], ""))
+        with_name(read(["--resume"], ""))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from mmgrpo.config.presets import CATALOGUE
 from mmgrpo.config.reading import build, load_yaml, preset_settings, with_preset
 from mmgrpo.config.settings import Config, config_class
 from mmgrpo.family import family
-from mmgrpo.requirements.blocks import REQUIREMENTS, required
+from mmgrpo.requirements.blocks import REQUIREMENTS, requirements_of
 from mmgrpo.update import LossRecipe
 
 POLICIES = {
@@ -78,7 +78,7 @@ def test_every_preset_on_every_kind_of_policy_is_what_it_says_or_is_refused_by_n
         return
     assert ("preset:" in plan) == bool(settings)
     assert all(str(value) in plan for values in settings.values() for value in values.values())
-    needed = {name for _, _, name in required(recipe, loss) if REQUIREMENTS[name].of_policy}
+    needed = {name for _, _, name in requirements_of(recipe, loss) if REQUIREMENTS[name].of_policy}
     assert needed <= owner.has(config)
 
 

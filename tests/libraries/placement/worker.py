@@ -97,13 +97,13 @@ def mixed() -> list[str]:
 
 def fetched() -> tuple[int, bool]:
     """How often the host waits for tensors of several types, shapes and places, and whether all are what they were."""
-    from mmgrpo.runtime.devices import fetched
+    from mmgrpo.runtime.devices import fetch
 
     tensors = [torch.tensor([True, False, True]), torch.arange(6).view(2, 3), torch.tensor(1.5, dtype=torch.float64)]
     tensors += [torch.ones(2, 1).expand(2, 4), torch.zeros(0, 3), torch.arange(6.0).view(2, 3).T, torch.ones(5).half()]
     far = [one.to(simulated.NAME, non_blocking=True) for one in tensors]
     simulated.WAITS.clear()
-    near = fetched([*far, tensors[0]])
+    near = fetch([*far, tensors[0]])
     same = all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(near, [*tensors, tensors[0]], strict=True))
     return simulated.WAITS.total(), same
 
@@ -111,7 +111,7 @@ def fetched() -> tuple[int, bool]:
 def main(out: Path, several: list[str]) -> None:
     torch.set_num_threads(1)
     simulated.install()
-    found: dict[str, Any] = {"mixed": mixed(), "fetched": fetched()}
+    found: dict[str, Any] = {"mixed": mixed(), "fetched": fetch()}
     for text in several:
         row, folder = text.split(":", 1)
         name, *settings = row.split()

@@ -17,7 +17,7 @@ from PIL import ImageDraw, ImageFont
 
 from mmgrpo.rewards import scorer, scorers
 from mmgrpo.scoring import score_outputs
-from mmgrpo.scoring.isolation import copied
+from mmgrpo.scoring.isolation import copy_value
 from mmgrpo.types import Audio, Image, Media, Output, Prompt, Text, Turn, Video
 from reward_models import REWARDS
 from tests.libraries.reward_models.rules.test_tasks import GOLD, ROW
@@ -330,7 +330,7 @@ def test_no_reward_of_the_package_changes_what_it_is_given(name):
         gold, meta["mask"] = {"colour": "red", "shape": "circle"}, [0, 0, 8, 8]
         turns = (Turn("user", (Media("image", noise(32)), "one red circle")),)
     prompts = [Prompt("one red circle", "1", gold, name if name in GOLD else "exact", meta, turns)] * 2
-    before = copied([prompts, outputs])
+    before = copy_value([prompts, outputs])
     assert len(scorer(name + NEEDED.get(name, "")).fn(prompts, outputs)) == 2
     assert repr(before[0]) == repr(prompts)
     assert all(map(same, outputs, before[1]))

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from mmgrpo.config.registry import bind
-from mmgrpo.data.perturbations import CHANGES, Mask, Pixels, check_changes, masked
+from mmgrpo.data.perturbations import CHANGES, Mask, Pixels, check_changes, mask_pixels
 from mmgrpo.randomness import derive
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn, Video
 
 
 def test_a_medium_that_no_change_hides_is_shown_as_it_is():
     pixels = torch.ones(3, 2, 2)
-    assert masked(Media("image", "a.png", {"max_pixels": 4}), pixels) is pixels
-    assert not masked(Media("image", "a.png", {"mask": Mask(1.0, level=0.0)}), pixels).any()
+    assert mask_pixels(Media("image", "a.png", {"max_pixels": 4}), pixels) is pixels
+    assert not mask_pixels(Media("image", "a.png", {"mask": Mask(1.0, level=0.0)}), pixels).any()
 
 
 def prompt(*media: Media) -> Prompt:
@@ -63,9 +63,9 @@ def test_bytes_stay_bytes_and_every_frame_hides_the_same():
 
 def test_a_mask_is_that_of_its_seed_and_of_the_place_of_its_medium():
     asked = prompt(PICTURE, PICTURE)
-    first, second = (masked(one, SHOWN.pixels) for one in changed("mask_patches(patch=2)", asked).media)
-    again = masked(changed("mask_patches(patch=2)", asked).media[0], SHOWN.pixels)
-    other = masked(changed("mask_patches(patch=2)", asked, seed=2).media[0], SHOWN.pixels)
+    first, second = (mask_pixels(one, SHOWN.pixels) for one in changed("mask_patches(patch=2)", asked).media)
+    again = mask_pixels(changed("mask_patches(patch=2)", asked).media[0], SHOWN.pixels)
+    other = mask_pixels(changed("mask_patches(patch=2)", asked, seed=2).media[0], SHOWN.pixels)
     assert torch.equal(first, again) and not torch.equal(first, second) and not torch.equal(first, other)
 
 
@@ -100,7 +100,7 @@ def test_a_change_leaves_text_order_and_other_options():
 def test_blank_hides_everything_and_shuffling_concerns_clips_only():
     blank = changed("blank", prompt(CLIP, SOUND, PICTURE))
     assert all("mask" in one.options for one in blank.media)
-    assert masked(blank.media[2], SHOWN.pixels).unique().tolist() == [0.5]
+    assert mask_pixels(blank.media[2], SHOWN.pixels).unique().tolist() == [0.5]
     shuffled = changed("shuffle_frames", prompt(CLIP, PICTURE))
     assert "shuffle" in shuffled.media[0].options and shuffled.media[1] is PICTURE
 

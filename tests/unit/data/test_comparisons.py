@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from mmgrpo.config.registry import bind
-from mmgrpo.data.comparisons import COMPARISONS, swapped
-from mmgrpo.data.messages import prompt_of, worded
+from mmgrpo.data.comparisons import COMPARISONS, swap_answers
+from mmgrpo.data.messages import apply_wording, prompt_of
 from mmgrpo.data.prompts import open_file
 from mmgrpo.data.streaming import StoredPrompts
 from mmgrpo.policies.variants import VARIANTS
@@ -46,13 +46,13 @@ def test_the_order_is_drawn_and_the_verdict_goes_with_it():
 
 def test_exchanged_answers_exchange_the_verdict_and_nothing_else():
     for number in range(4):
-        one = worded(compared(row(number, task="mine")), "system", "Now {text}!")
-        two = swapped(one)
+        one = apply_wording(compared(row(number, task="mine")), "system", "Now {text}!")
+        two = swap_answers(one)
         assert two.text == one.text.replace("good", "@").replace("bad", "good").replace("@", "bad")
         assert {one.answer, two.answer} == {"[[A]]", "[[B]]"}
         assert {one.meta["better"], two.meta["better"]} == {"first", "second"}
         assert (two.id, two.task, two.turns[0]) == (one.id, "mine", one.turns[0])
-        assert swapped(two) == one
+        assert swap_answers(two) == one
         first, second = bind("both_orders()", VARIANTS, "sampling.variants")({"prompt": one})
         kept, turned = first.prompt, second.prompt
         assert (kept.turns, turned.turns, first.number, second.number) == (one.turns, two.turns, 0.0, 1.0)
@@ -66,9 +66,9 @@ def test_images_are_compared_in_their_places_and_ties_have_a_verdict():
     one = compared(pair, f"rubric_verdict({verdicts})")
     images = [part for part in one.turns[0].parts if isinstance(part, Media)]
     assert one.answer == ("Image 1" if images[0].source is better else "Image 2") and len(images) == 2
-    assert [part for part in swapped(one).turns[0].parts if isinstance(part, Media)] == images[::-1]
+    assert [part for part in swap_answers(one).turns[0].parts if isinstance(part, Media)] == images[::-1]
     tie = compared({**pair, "label_0": 0.5, "label_1": 0.5}, f"verdict({verdicts})")
-    assert (tie.answer, tie.meta["better"], swapped(tie).answer) == ("tie", "neither", "tie")
+    assert (tie.answer, tie.meta["better"], swap_answers(tie).answer) == ("tie", "neither", "tie")
     assert "<answer>tie</answer> if they are equally good" in tie.text
 
 
@@ -106,15 +106,15 @@ def test_rows_that_cannot_be_compared_are_named(given, text, named):
     with pytest.raises(ValueError, match=f"data.comparison.*{named}"):
         compared(row(**given), text)
     with pytest.raises(ValueError, match="'0'.*data.comparison"):
-        swapped(prompt_of(row(), "f:1", "f:1"))
+        swap_answers(prompt_of(row(), "f:1", "f:1"))
 
 
 def test_a_trained_judge_is_rewarded_by_its_paper():
     """UnifiedReward-Think: verdict and form, 2, 1 and 0, in both orders; RM-R1: 1 and -1."""
     one = compared(row())
-    wrong = swapped(one).answer
+    wrong = swap_answers(one).answer
     thought = "<think>t</think>"
-    for prompt, right, other in ((one, one.answer, wrong), (swapped(one), wrong, one.answer)):
+    for prompt, right, other in ((one, one.answer, wrong), (swap_answers(one), wrong, one.answer)):
         texts = [f"{thought}<answer>{right}</answer>", f"{thought}<answer>{other}</answer>", right]
         outputs = [Text(text) for text in texts]
         verdicts, forms = task([prompt] * 3, outputs), tags.format([prompt] * 3, outputs, "think_answer_prefix")
@@ -126,5 +126,5 @@ def test_prompts_in_files_are_compared_and_then_worded(tmp_path):
     file = tmp_path / "pairs.jsonl"
     file.write_text("".join(json.dumps(row(number)) + "\n" for number in range(4)))
     change = bind(f"verdict({SHORT})", COMPARISONS, "data.comparison")({})
-    stored = StoredPrompts([open_file(file)]).changed(change).changed(partial(worded, template="Now {text}!"))
+    stored = StoredPrompts([open_file(file)]).map(change).map(partial(apply_wording, template="Now {text}!"))
     assert [one.text for one in stored] == [f"Now {compared(row(number)).text}!" for number in range(4)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.data.columns import unwrapped
+from mmgrpo.data.columns import unwrap
 from mmgrpo.data.messages import prompt_of
 from mmgrpo.policies.token_model import answer_of, answers_of
 
@@ -92,7 +92,7 @@ def test_a_question_beside_a_text_stays_what_it_was():
     ],
 )
 def test_tags_of_a_completion_are_taken_off_where_they_hold_all_of_it(written, meant):
-    assert unwrapped(written) == meant
+    assert unwrap(written) == meant
 
 
 @pytest.mark.parametrize(

@@ -75,9 +75,9 @@ def test_a_data_file_is_not_inside_of_itself_and_a_medium_in_it_has_the_limit_of
     source, size = prompt.media[0].source, len(png())
     assert limits.is_inside(source) and not limits.is_inside(str(path)) and not limits.is_inside("a::b")
     assert limits.container_of(source) == limits.container_of(str(path)) == str(path)
-    assert limits.opened(source, size).read() == limits.opened(source).read() == png()
+    assert limits.open_source(source, size).read() == limits.open_source(source).read() == png()
     with pytest.raises(Unreadable, match=f"{size} bytes.*1.*{size - 1}"):
-        limits.opened(source, size - 1)
+        limits.open_source(source, size - 1)
 
 
 def test_a_medium_inside_of_a_file_is_not_looked_for_in_the_root_of_media(tmp_path, monkeypatch):
@@ -99,7 +99,7 @@ def test_media_are_looked_for_as_deep_as_a_row_may_be(wrap):
         value, places = b"content", []
         for _ in range(levels):
             value = wrap(value)
-        embedded_media.referred(
+        embedded_media.refer_media(
             {"a": value}, lambda keys, content: places.append((len(keys), content)) or Inside("there")
         )
         return places

@@ -9,7 +9,7 @@ import soundfile
 from PIL import Image as Pil
 
 from mmgrpo.data.images import IMAGE_CACHE, decode_image
-from mmgrpo.data.messages import prompt_of, worded
+from mmgrpo.data.messages import apply_wording, prompt_of
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.rows import as_prompts
 from mmgrpo.types import Media, Prompt, Turn
@@ -411,16 +411,16 @@ def test_a_row_has_one_system_prompt_and_no_tools():
 
 def test_settings_add_a_system_prompt_and_words_around_the_question():
     asking = "{text} Answer in <answer> </answer>."
-    plain, told = worded(Prompt("hi"), template=asking), worded(Prompt("hi"), "Be brief.", asking)
+    plain, told = apply_wording(Prompt("hi"), template=asking), apply_wording(Prompt("hi"), "Be brief.", asking)
     assert plain == Prompt("hi Answer in <answer> </answer>.")
     assert told.turns == (Turn("system", ("Be brief.",)), Turn("user", (plain.text,))) and told.text == plain.text
     own = prompt_of({"system": "Be long.", **HI}, "row", "0")
-    assert worded(own, "Be brief.").turns == own.turns, "a row's own wins"
+    assert apply_wording(own, "Be brief.").turns == own.turns, "a row's own wins"
     picture = Media("image", "a.png")
     seen = Prompt("hi", turns=(Turn("user", ("earlier",)), Turn("assistant", ("so",)), Turn("user", (picture, "hi"))))
-    asked = worded(seen, template="Q: {text}!")
+    asked = apply_wording(seen, template="Q: {text}!")
     assert asked.turns[:2] == seen.turns[:2] and asked.turns[2].parts == (picture, "Q: hi!")
-    assert worded(Prompt("", turns=(Turn("user", (picture,)),)), template="{text} what?").turns[0].parts == (
+    assert apply_wording(Prompt("", turns=(Turn("user", (picture,)),)), template="{text} what?").turns[0].parts == (
         picture,
         " what?",
     )
@@ -499,5 +499,5 @@ def test_a_turn_that_is_no_call_says_so(turn, named):
 
 
 def test_a_template_of_the_prompt_stands_around_the_last_words_of_the_user():
-    prompt = worded(prompt_of({"messages": [ASKED, calling(), TOLD]}, "row", "0"), template="Q: {text}!")
+    prompt = apply_wording(prompt_of({"messages": [ASKED, calling(), TOLD]}, "row", "0"), template="Q: {text}!")
     assert prompt.turns[0].parts == ("Q: where is it?!",) and prompt.turns[2].parts == ("at home",)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmgrpo.data.pairs import KEYS, LAYOUTS, lacking, tied
+from mmgrpo.data.pairs import KEYS, LAYOUTS, is_tied, lacking
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.rows import as_prompts
 from mmgrpo.types import Answer, Image, Media, Prompt
@@ -53,7 +53,7 @@ def test_texts_and_conversations(row, tmp_path):
     prompt = read(row, tmp_path)
     assert prompt.text == "why?" and [turn.role for turn in prompt.turns] in ([], ["user"])
     assert [one.text for one in prompt.answers] == ["so", "no"]
-    assert prompt.answers[0].grade > prompt.answers[1].grade and not tied(prompt) and not lacking(prompt, "text")
+    assert prompt.answers[0].grade > prompt.answers[1].grade and not is_tied(prompt) and not lacking(prompt, "text")
     assert "answer" in lacking(prompt, "image")
 
 
@@ -77,7 +77,7 @@ def test_every_layout_is_read_somewhere(tmp_path):
     found = [next(keys for keys in LAYOUTS if all(key in row for key in keys)) for row in rows]
     assert set(found) == set(LAYOUTS)
     last = read(rows[-1], tmp_path)
-    assert tied(last) and [one.media.kind for one in last.answers if one.media] == ["video", "video"]
+    assert is_tied(last) and [one.media.kind for one in last.answers if one.media] == ["video", "video"]
 
 
 def test_images_in_memory_and_bytes_inside_of_rows():
@@ -86,7 +86,7 @@ def test_images_in_memory_and_bytes_inside_of_rows():
     assert prompt.answers == (Answer("", Media("image", picture), 1.0), Answer("", Media("image", picture), 0.0))
     row = {"caption": "a", "jpg_0": b"first", "jpg_1": b"second", "label_0": 0.5, "label_1": 0.5}
     inside = as_prompts([row])[0]
-    assert tied(inside) and all(str(one.media.source).startswith("memory::") for one in inside.answers if one.media)
+    assert is_tied(inside) and all(str(one.media.source).startswith("memory::") for one in inside.answers if one.media)
 
 
 def test_the_parts_of_other_rows_stay_as_they_were(tmp_path):

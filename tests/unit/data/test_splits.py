@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmgrpo.data.splits import Splits, content, extra_files, read_splits, repeated
+from mmgrpo.data.splits import Splits, content, describe_repeats, extra_files, read_splits
 from mmgrpo.data.streaming import Joined
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn, Video
 
@@ -112,6 +112,6 @@ def test_another_span_of_a_recording_is_another_prompt():
 
 def test_repeated_prompts_are_counted_and_the_first_two_are_named():
     texts = ["a", "b", "c", "b", "a", "b"]
-    found = repeated([Prompt(text, f"x:{number}") for number, text in enumerate(texts, 1)])
+    found = describe_repeats([Prompt(text, f"x:{number}") for number, text in enumerate(texts, 1)])
     assert found.startswith("3 ") and "x:2 and x:4" in found
-    assert repeated([Prompt(text, text) for text in "abc"]) == ""
+    assert describe_repeats([Prompt(text, text) for text in "abc"]) == ""

@@ -14,7 +14,7 @@ from mmgrpo.data.limits import Unreadable
 from mmgrpo.data.media import Skipped
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.splits import read_splits
-from mmgrpo.data.streaming import Joined, StoredPrompts, in_blocks, joined, shows_undecoded
+from mmgrpo.data.streaming import Joined, StoredPrompts, in_blocks, join_parts, shows_undecoded
 from mmgrpo.rounds import decoding
 from mmgrpo.rounds.decoding import decode_ahead
 from mmgrpo.types import Image, Media, Prompt, Turn
@@ -108,7 +108,7 @@ def test_splits_join_stored_files_without_a_copy_and_refuse_an_overlap(tmp_path)
         (tmp_path / name).write_text(json.dumps({"text": "same"}))
     with pytest.raises(ValueError, match="two.jsonl.*'two.jsonl:1' .'same'.*one.jsonl"):
         read_splits(text, ["one.jsonl"], "two.jsonl")
-    assert joined([[Prompt("a")], [Prompt("b")]]) == [Prompt("a"), Prompt("b")]
+    assert join_parts([[Prompt("a")], [Prompt("b")]]) == [Prompt("a"), Prompt("b")]
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import mmgrpo
-from mmgrpo.data.streaming import StoredPrompts, joined
+from mmgrpo.data.streaming import StoredPrompts, join_parts
 from mmgrpo.data.unread import in_words, keys_of, unread
 from mmgrpo.family import families
-from mmgrpo.inputs import ignored, keys_of_family, keys_of_reward
+from mmgrpo.inputs import keys_of_family, keys_of_reward, unread_keys
 from mmgrpo.rewards import from_trl
 from mmgrpo.toy import scenes
 from mmgrpo.types import Prompt
@@ -65,7 +65,7 @@ def test_a_system_prompt_is_read_where_the_roles_of_turns_are(tmp_path, family, 
     rows = [{"text": "a", "system": "Be brief."}, {"messages": [turn("system"), turn("user")]}, {"text": "b"}]
     stored = StoredPrompts(files_of(write_rows(tmp_path / "rows.jsonl", rows)))
     assert keys_of(stored) == keys_of(list(stored)) == {"system": 2}
-    text = ignored(keys_of(stored), 3, [], set(), families()[family])
+    text = unread_keys(keys_of(stored), 3, [], set(), families()[family])
     assert text.startswith("data: 'system' (2 of 3 rows): ") == (not read) and bool(text) == (not read)
 
 
@@ -75,7 +75,7 @@ def test_earlier_answers_are_named_where_only_the_users_text_is_read(tmp_path, f
     rows = [{"messages": turns}, {"messages": [turn("user"), turn("assistant")]}, {"text": "b"}]
     stored = StoredPrompts(files_of(write_rows(tmp_path / "rows.jsonl", rows)))
     assert keys_of(stored)["assistant"] == keys_of(list(stored))["assistant"] == 1, "the last answer is the row's reply"
-    text = ignored(keys_of(stored), 3, [], set(), families()[family])
+    text = unread_keys(keys_of(stored), 3, [], set(), families()[family])
     assert ("'assistant' (1 of 3 rows)" in text) == (not read)
 
 
@@ -86,8 +86,8 @@ def turn(role: str) -> dict[str, str]:
 def test_a_class_of_tools_reads_what_its_reset_takes_from_the_row():
     keys = {"tiles": 2, "asked": 2, "level": 2}
     readers = ["task", "pipelines.vlm.peek:Peek"]
-    assert "'level'" in (text := ignored(keys, 2, readers, set(), families()["qwen_vl"])) and "tiles" not in text
-    assert "'tiles'" in ignored(keys, 2, readers[:1], set(), families()["qwen_vl"])
+    assert "'level'" in (text := unread_keys(keys, 2, readers, set(), families()["qwen_vl"])) and "tiles" not in text
+    assert "'tiles'" in unread_keys(keys, 2, readers[:1], set(), families()["qwen_vl"])
 
 
 def test_a_rewards_own_file_and_a_server_may_read_other_keys(tmp_path, monkeypatch):
@@ -113,7 +113,7 @@ def test_keys_are_counted_once_with_their_rows_and_without_nulls(tmp_path):
     prompts = [Prompt(row["text"], meta={k: v for k, v in row.items() if k != "text"}) for row in rows]
     stored = StoredPrompts(files_of(write_rows(tmp_path / "rows.jsonl", rows)))
     assert keys_of(prompts) == keys_of(stored) == keys_of(stored[:1]) == {"hint": 2, "tag": 1}
-    assert keys_of(joined([stored, prompts])) == {"hint": 4, "tag": 2}
+    assert keys_of(join_parts([stored, prompts])) == {"hint": 4, "tag": 2}
     assert unread(keys_of(prompts), [frozenset({"tag"})]) == {"hint": 2}
     assert unread(keys_of(prompts), [frozenset(), None]) == {}
     assert in_words({"tag": 1, "hint": 3}, 3) == "'hint' (3 rows), 'tag' (1 of 3 rows)"

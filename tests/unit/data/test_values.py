@@ -11,7 +11,7 @@ from mmgrpo.data.media import LONGEST, MAX_FRAME_FILES
 from mmgrpo.data.messages import MAX_ID
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.rows import as_prompts
-from mmgrpo.data.values import MAX_DEPTH, MAX_LINE, quoted, reason_of, shown, text_of
+from mmgrpo.data.values import MAX_DEPTH, MAX_LINE, quote, reason_of, show_value, text_of
 from mmgrpo.types import Prompt
 
 
@@ -124,12 +124,12 @@ def test_prompts_without_an_id_are_numbered():
 
 
 def test_values_in_errors_are_short_and_whole_characters():
-    assert shown("x" * 200) == '"' + "x" * 118 + "…" and shown("\ud800") == '"\\ud800"'
+    assert show_value("x" * 200) == '"' + "x" * 118 + "…" and show_value("\ud800") == '"\\ud800"'
     circle = []
     circle.append(circle)
-    assert shown(circle) == "<list>" and shown({"a": object()}) == '{"a": "<object>"}'
-    assert shown("ä" * 118) == f'"{"ä" * 118}"' and shown({("a",): 1, "b": 2}) == '{"b": 2}'
-    assert quoted("x" * 60) == f"'{'x' * 60}'" and quoted("x" * 61) == f"'{'x' * 59}…'"
+    assert show_value(circle) == "<list>" and show_value({"a": object()}) == '{"a": "<object>"}'
+    assert show_value("ä" * 118) == f'"{"ä" * 118}"' and show_value({("a",): 1, "b": 2}) == '{"b": 2}'
+    assert quote("x" * 60) == f"'{'x' * 60}'" and quote("x" * 61) == f"'{'x' * 59}…'"
 
 
 def test_the_reason_of_a_library_is_one_line_of_300_characters():

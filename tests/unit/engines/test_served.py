@@ -309,7 +309,7 @@ def test_samples_of_other_weights_than_those_that_were_asked_for_are_refused():
 
 def test_a_body_is_read_in_time_linear_in_its_size():
     """8 MB in parts of 1 KB take some 5 ms; joined part by part they are copied 4000 times."""
-    from mmgrpo.scoring.server import limited
+    from mmgrpo.scoring.server import read_body
 
     async def stream() -> Any:
         for _ in range(1 << 13):
@@ -317,7 +317,7 @@ def test_a_body_is_read_in_time_linear_in_its_size():
 
     started = time.monotonic()
     received: Any = SimpleNamespace(headers={}, stream=stream)
-    assert len(asyncio.run(limited(received, 1 << 30))) == 1 << 23
+    assert len(asyncio.run(read_body(received, 1 << 30))) == 1 << 23
     assert time.monotonic() - started < 1
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmgrpo.data.perturbations import masked
+from mmgrpo.data.perturbations import mask_pixels
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_model import Context
 from mmgrpo.types import Image, Media, Output, Prompt, Request, Text, Turn
@@ -65,7 +65,7 @@ class GlanceModel:
 
     def encode(self, prompts: Sequence[Prompt]) -> Context:
         ids = torch.tensor([[int(prompt.text)] for prompt in prompts])
-        pixels = [masked(prompt.media[0], prompt.media[0].source.pixels) for prompt in prompts]  # type: ignore[union-attr]
+        pixels = [mask_pixels(prompt.media[0], prompt.media[0].source.pixels) for prompt in prompts]  # type: ignore[union-attr]
         return Context(ids, torch.ones_like(ids, dtype=torch.bool), torch.zeros_like(ids)[:, None], pixels)
 
     def features(self, network: Any, context: Context) -> Sequence[Tensor]:

@@ -10,7 +10,7 @@ import torch
 from mmgrpo.advantages.estimate import estimate
 from mmgrpo.config.presets import CATALOGUE, PRESETS
 from mmgrpo.config.registry import bind
-from mmgrpo.data.messages import appended
+from mmgrpo.data.messages import append_text
 from mmgrpo.objectives.aggregation import AGGREGATIONS
 from mmgrpo.policies.chains import Chains
 from mmgrpo.policies.exploring import sampling_metrics
@@ -104,7 +104,7 @@ def test_each_context_is_scored_behind_its_own_prompt(made):
         if begin:
             before = rolled.decisions.fields["turn"][row, :begin]
             summary = policy.model.decode(chains.ids[row, :begin][before == before.max()].tolist())
-            prompt = appended(prompt, f"\n\nSummary of the work so far:\n{summary}")
+            prompt = append_text(prompt, f"\n\nSummary of the work so far:\n{summary}")
         assert read.tolist() == policy.model.encode([prompt]).ids[0].tolist()
         own = sequences.ids[number][:length]
         with torch.no_grad():

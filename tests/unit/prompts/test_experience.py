@@ -94,13 +94,13 @@ def test_the_policy_itself_is_asked_about_the_media_of_the_prompt():
     ],
 )  # fmt: skip
 def test_operations_that_are_none_are_ignored(answer, wanted):
-    assert Library(("a", "b")).changed(answer, 5).experiences == wanted
+    assert Library(("a", "b")).apply_operations(answer, 5).experiences == wanted
 
 
 def test_a_library_is_bounded_and_is_read_as_it_was_written(tmp_path):
     many = json.dumps([{"do": "add", "text": str(n)} for n in range(9)])
-    assert Library(("a",), largest=3).changed(many, 9).experiences == ("a", "0", "1")
-    assert Library().changed(many, 2).experiences == ("0", "1") and len(operations(many)) == 9
+    assert Library(("a",), largest=3).apply_operations(many, 9).experiences == ("a", "0", "1")
+    assert Library().apply_operations(many, 2).experiences == ("0", "1") and len(operations(many)) == 9
     path = tmp_path / "library.json"
     Library(("a", "b")).write(path)
     assert Library.read(path) == Library(("a", "b"))

@@ -274,15 +274,15 @@ def test_adapters_whose_product_is_zero_have_not_moved():
     """Weight decay alone moves A, and B stays zero."""
     a, b = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.zeros(3, 2))
     initial = InitialWeights({"x.lora_A.weight": a, "x.lora_B.weight": b})
-    assert initial.unchanged()
+    assert initial.is_unchanged()
     a.data *= 0.5
-    assert initial.unchanged()
+    assert initial.is_unchanged()
     b.data[0, 0] = 1e-8
-    assert not initial.unchanged()
+    assert not initial.is_unchanged()
     whole = nn.Parameter(torch.tensor([1.0, 2.0]))
     initial = InitialWeights({"w": whole})
     whole.data = torch.tensor([2.0, 1.0])
-    assert not initial.unchanged(), "a permutation is a change"
+    assert not initial.is_unchanged(), "a permutation is a change"
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(4, 9 / 11 * 4), (8, 0.5 * 8), (15, 0.25 * 4 + 0.75 * 15)])
@@ -293,13 +293,13 @@ def test_the_last_steps_enter_an_average_that_is_updated_every_eight(steps, expe
     for step in range(1, steps + 1):
         weight.data.fill_(step)
         ema.update(step)
-    with ema.applied():
+    with ema.apply():
         found = weight.item()
     assert found == pytest.approx(expected) and abs(steps - found) <= abs(found - 0)
     if steps == 15:
         assert abs(found - 15) < abs(found - 8)
     shadow = [one.clone() for one in ema.shadow]
-    with ema.applied():
+    with ema.apply():
         pass
     assert torch.equal(shadow[0], ema.shadow[0]) and float(weight) == steps, "what later updates start from is the same"
 
@@ -308,7 +308,7 @@ def test_a_run_that_is_shorter_than_the_interval_of_its_average_saves_trained_we
     made, _ = run_of(tmp_path, near_one, steps=4, ema=0.9, ema_every=8)
     live = [parameter.detach().clone() for parameter in made.trained.values()]
     with made.callbacks.evaluated_weights():
-        assert not made.initial.unchanged()
+        assert not made.initial.is_unchanged()
         saved = [parameter.detach().clone() for parameter in made.trained.values()]
     fresh = list(toy_policy().network.parameters())
     gone = sum(float((a - c).square().sum()) for a, c in zip(saved, fresh, strict=True))

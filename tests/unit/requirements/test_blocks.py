@@ -7,7 +7,7 @@ import pytest
 import mmgrpo
 from mmgrpo.advantages.estimate import AdvantageRecipe
 from mmgrpo.config.settings import Algorithm
-from mmgrpo.requirements.blocks import of_algorithm, refuse_unmet, required
+from mmgrpo.requirements.blocks import of_algorithm, refuse_unmet, requirements_of
 from mmgrpo.update import LossRecipe
 
 
@@ -30,7 +30,7 @@ OWN = grown.__module__
 
 
 def test_a_plain_algorithm_requires_nothing():
-    assert [*required(*of())] == []
+    assert [*requirements_of(*of())] == []
     refuse_unmet(*of(), frozenset())
 
 
@@ -64,5 +64,5 @@ def test_what_an_algorithm_gives_to_its_own_blocks(blocks, given):
 
 
 def test_a_requirement_may_depend_on_a_parameter():
-    assert [*required(*of(supervised="nll(coef=0.1)"))] == [("supervised", "nll(coef=0.1)", "supervised")]
-    assert [*required(*of(supervised="nll(coef=0.1, source='failed')"))] == []
+    assert [*requirements_of(*of(supervised="nll(coef=0.1)"))] == [("supervised", "nll(coef=0.1)", "supervised")]
+    assert [*requirements_of(*of(supervised="nll(coef=0.1, source='failed')"))] == []

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mmgrpo.advantages.gae import last_of
-from mmgrpo.rounds.discriminator import Discriminator, learned, reward_of
+from mmgrpo.rounds.discriminator import Discriminator, discriminator_loss, reward_of
 from mmgrpo.rounds.rows import apart
 from mmgrpo.rounds.values import HIDDEN
 from mmgrpo.runtime.metrics import read_metrics
@@ -51,12 +51,12 @@ def test_what_it_learns_and_the_slope():
     """gail: -log .8 and -log .2, slopes -(1 - .8) and .8; irl with beta .5: +-s / .5."""
     score = torch.tensor([0.8, 0.8]).logit().requires_grad_()
     own = torch.tensor([True, False])
-    loss = learned(score, own, "gail", 1.0)
+    loss = discriminator_loss(score, own, "gail", 1.0)
     assert loss.tolist() == pytest.approx([0.223144, 1.609438], abs=1e-6)
     (slope,) = torch.autograd.grad(loss.sum(), score)
     assert slope.tolist() == pytest.approx([-0.2, 0.8])
     score = torch.tensor([2.0, 1.0], requires_grad=True)
-    loss = learned(score, own, "irl", 0.5)
+    loss = discriminator_loss(score, own, "irl", 0.5)
     assert loss.tolist() == [4.0, -2.0] and torch.autograd.grad(loss.sum(), score)[0].tolist() == [2.0, -2.0]
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmgrpo.advantages.gae import action_value
-from mmgrpo.rounds.global_value import GlobalValue, Trajectory, longer, shown
+from mmgrpo.rounds.global_value import GlobalValue, Trajectory, longer, other_trajectories
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import OWN
@@ -162,9 +162,9 @@ def test_a_second_run_learns_from_it_without_a_reward(tmp_path):
 def test_a_row_has_a_place_behind_its_last_token_and_no_context_of_its_own():
     assert longer({"ids": torch.tensor([3, 1]), "truncated": torch.tensor(0.0)})["ids"].tolist() == [3, 1, 1]
     every = [Trajectory(place, place // 3, f"{place} ") for place in range(6)]
-    drawn = {shown(every, 1, 0, 2, torch.Generator().manual_seed(seed)) for seed in range(20)}
+    drawn = {other_trajectories(every, 1, 0, 2, torch.Generator().manual_seed(seed)) for seed in range(20)}
     assert drawn == {f"{one} {other} " for one in (3, 4, 5) for other in (3, 4, 5) if one != other}
-    assert shown(every[:2], 0, 0, 5, torch.Generator()) == "1 "
+    assert other_trajectories(every[:2], 0, 0, 5, torch.Generator()) == "1 "
 
 
 @pytest.mark.slow

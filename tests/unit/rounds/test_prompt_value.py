@@ -73,7 +73,7 @@ def test_what_it_predicts_is_its_head_at_the_end_of_the_prompt(tmp_path):
     for _ in range(3):
         made.run_round()
     callback, policy = attached(made, PromptValues), made.policy
-    found = callback.predicted(made, [5, 0, 11])
+    found = callback.predict(made, [5, 0, 11])
     with torch.no_grad(), policy.networks("prompt_value"):
         wanted = callback.network(states_of(policy, [PROMPTS[5], PROMPTS[0], PROMPTS[11]]))[:, 0]
     torch.testing.assert_close(found, wanted.double(), rtol=0, atol=1e-5)
@@ -107,7 +107,7 @@ def test_it_ranks_prompts_that_were_never_drawn(tmp_path):
     made = run(tmp_path, rule, "nearest_predicted(candidates=1)", reward=first_word, steps=5, lr=0.0)
     made.fit()
     unseen = (made.ledger.columns["prompts"]["visits"] == 0).nonzero()[:, 0].tolist()
-    values = attached(made, PromptValues).predicted(made, unseen)
+    values = attached(made, PromptValues).predict(made, unseen)
     easy = torch.tensor([PROMPTS[number].id[0] == EASY for number in unseen])
     assert 0 < int(easy.sum()) < len(unseen) == 6
     assert values[easy].min() > values[~easy].max() + 0.3

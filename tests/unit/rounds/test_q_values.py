@@ -14,7 +14,7 @@ from mmgrpo.config.registry import bind
 from mmgrpo.objectives.origins import Supervision, likelihood
 from mmgrpo.objectives.surrogates import advantage_regression
 from mmgrpo.policies.token_passes import GREEDY_MARGIN
-from mmgrpo.rounds.critic import Critic, recovered
+from mmgrpo.rounds.critic import Critic, recover_rewards
 from mmgrpo.types import Prompt, Request
 from tests.building import algorithm_blocks, attached, killed_and_whole, rounds_of, trainer
 from tests.unit.policies.test_token_policy import PROMPTS, token_policy
@@ -142,8 +142,8 @@ def test_a_round_has_the_gradient_of_the_loss_and_its_critic_the_same_target(tmp
 def test_the_rewards_of_a_q_are_its_differences():
     mask = torch.tensor([[True, True, False]])
     advantage, value = torch.tensor([[0.0, -0.5, 9.0]]), torch.tensor([[0.5, 0.25, 9.0]])
-    assert recovered(advantage, value, mask, 1.0).tolist() == [0.0]
-    assert recovered(advantage, value, mask, 0.0).tolist() == [0.25]
+    assert recover_rewards(advantage, value, mask, 1.0).tolist() == [0.0]
+    assert recover_rewards(advantage, value, mask, 0.0).tolist() == [0.25]
 
 
 def test_an_evaluation_keeps_the_candidates_of_the_largest_q(tmp_path):

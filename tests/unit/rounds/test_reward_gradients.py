@@ -11,7 +11,7 @@ from torch import Tensor
 from mmgrpo.config.settings import Optim
 from mmgrpo.rewards import scorer
 from mmgrpo.rounds import methods
-from mmgrpo.rounds.reward_gradients import RewardGradients, weighted
+from mmgrpo.rounds.reward_gradients import RewardGradients, weighted_sum
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Prompt
@@ -59,7 +59,7 @@ def test_a_reward_without_one_is_refused_by_name_before_anything_is_loaded(name)
 def test_the_gradient_is_that_of_the_weighted_sum():
     pixels = PIXELS.clone().requires_grad_()
     rewards = {"a": level, "b": lambda prompts, pixels: pixels.square().mean((1, 2, 3))}
-    total = weighted(rewards, {"a": 2.0, "b": -1.0}, PROMPTS, pixels)
+    total = weighted_sum(rewards, {"a": 2.0, "b": -1.0}, PROMPTS, pixels)
     # 2 x - x^2, of which each of three pixels has a third: (2 - 2 x) / 3
     assert total.tolist() == [0.4375, 0.75]
     (found,) = torch.autograd.grad(total.sum(), pixels)
@@ -77,7 +77,7 @@ def test_the_gradient_is_that_of_the_weighted_sum():
 )
 def test_scores_without_a_gradient_or_a_finite_value_are_errors(function, match):
     with pytest.raises(ValueError, match=match):
-        weighted({"a": function}, {"a": 1.0}, PROMPTS, PIXELS.clone().requires_grad_())
+        weighted_sum({"a": function}, {"a": 1.0}, PROMPTS, PIXELS.clone().requires_grad_())
 
 
 def of_run(tmp_path: Any, **changes: Any) -> Any:

@@ -47,7 +47,7 @@ def test_values_learn_what_follows_from_a_memory_of_turns():
         for name, column in zip(("state", "action", "next", "reward", "done"), columns, strict=True)
     }
     made = critic_of("turn_critic(lr=0.003)")
-    values = made._made(SimpleNamespace(seed=0), memory["state"])  # type: ignore[arg-type]
+    values = made._make_values(SimpleNamespace(seed=0), memory["state"])  # type: ignore[arg-type]
     assert not values.of_actions(memory["action"]).any() and not values.of_states(memory["state"]).any()
     made.memory, fresh = memory, {name: one[:2] for name, one in memory.items()}
     generator = torch.Generator().manual_seed(0)
@@ -66,7 +66,7 @@ def test_slow_copies_follow_by_tau():
     made = critic_of("turn_critic(lr=0.01, tau=0.25)")
     table = {"state": torch.randn(3, 4), "action": torch.randn(3, 4), "next": torch.zeros(3, 4)}
     table |= {"reward": torch.ones(3), "done": torch.ones(3)}
-    values = made._made(SimpleNamespace(seed=0), table["state"])  # type: ignore[arg-type]
+    values = made._make_values(SimpleNamespace(seed=0), table["state"])  # type: ignore[arg-type]
     before = [one.clone() for one in made.target.parameters()]
     made.memory = table
     made._update(values, table, torch.Generator())

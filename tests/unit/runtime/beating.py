@@ -9,13 +9,13 @@ import time
 
 from accelerate import Accelerator
 
-from mmgrpo.runtime.heartbeat import watched
+from mmgrpo.runtime.heartbeat import watch_processes
 
 if __name__ == "__main__":
     how, which = sys.argv[1:]
     accelerator = Accelerator(cpu=True)
     mine = accelerator.process_index == int(which)
-    with watched(accelerator, "the command", patience=4):
+    with watch_processes(accelerator, "the command", patience=4):
         if mine and how in ("killed", "exchanges"):
             os.kill(os.getpid(), signal.SIGKILL)
         if mine and how == "raises":

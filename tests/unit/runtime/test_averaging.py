@@ -42,7 +42,7 @@ def test_weights_are_replaced_within_a_block_and_return_after_an_error():
     one, two = weight(0.0), weight(4.0)
     ema, blend = Ema([one], decay=0.5, every=1), WeightInterpolation({"w": two}, 0.25)
     move(one, 1.0), move(two, 8.0)
-    with pytest.raises(KeyError), ema.applied(), blend.applied():
+    with pytest.raises(KeyError), ema.apply(), blend.apply():
         assert (one.item(), two.item()) == (0.0, 5.0)
         raise KeyError
     assert (one.item(), two.item()) == (1.0, 8.0)

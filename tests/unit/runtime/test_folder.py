@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from mmgrpo.api import PLAIN
 from mmgrpo.config.settings import config_class
 from mmgrpo.data.media import Skipped
-from mmgrpo.runtime.folder import claimed, discard_replaced, open_folder, refuse_folder, replaced
+from mmgrpo.runtime.folder import claim, discard_replaced, open_folder, refuse_folder, replaced_runs
 from mmgrpo.runtime.identity import Identity
 from tests.unit.runtime.trees import tree
 
@@ -26,7 +26,7 @@ def config(output: Path, **changes):
 def start(settings, inputs=INPUTS):
     accelerator = Accelerator(cpu=True)
     refuse_folder(settings)
-    with claimed(settings, accelerator):
+    with claim(settings, accelerator):
         return open_folder(settings, inputs, [], accelerator)
 
 
@@ -127,10 +127,10 @@ def test_overwriting_keeps_the_old_run_until_the_new_one_has_a_checkpoint_and_th
     old = Identity.read(folder)
     new = start(config(tmp_path, overwrite=True))
     assert new.run != old.run and tree(folder).keys() == {"run.json", "config.yaml"}
-    (aside,) = replaced(folder)
+    (aside,) = replaced_runs(folder)
     assert Identity.read(aside) == old and (aside / "model" / "sub" / "weights.safetensors").is_file()
     discard_replaced(folder)
-    assert replaced(folder) == [] and sorted(path.name for path in tmp_path.iterdir()) == ["demo"]
+    assert replaced_runs(folder) == [] and sorted(path.name for path in tmp_path.iterdir()) == ["demo"]
     assert tree(folder).keys() == {"run.json", "config.yaml", *USERS}
     assert {name: content for name, content in tree(folder).items() if name in USERS} == {n: n.encode() for n in USERS}
 
@@ -143,7 +143,7 @@ def test_a_link_in_a_run_folder_is_kept_and_what_it_points_to_is_never_entered(t
     before = tree(outside)
     start(config(tmp_path, overwrite=True))
     discard_replaced(folder)
-    assert tree(outside) == before and (folder / "data").is_symlink() and not replaced(folder)
+    assert tree(outside) == before and (folder / "data").is_symlink() and not replaced_runs(folder)
 
 
 def test_a_run_folder_that_is_a_link_is_not_replaced(tmp_path):
@@ -170,9 +170,11 @@ def test_a_second_replacement_before_the_first_checkpoint_loses_neither_run(tmp_
     first = Identity.read(folder)
     second = start(config(tmp_path, overwrite=True))
     third = start(config(tmp_path, overwrite=True))
-    assert [Identity.read(aside) for aside in replaced(folder)] == [first, second] and Identity.read(folder) == third
+    assert [Identity.read(aside) for aside in replaced_runs(folder)] == [first, second] and Identity.read(
+        folder
+    ) == third
     discard_replaced(folder)
-    assert replaced(folder) == []
+    assert replaced_runs(folder) == []
 
 
 def test_a_run_is_resumed_with_its_settings_and_inputs_only(tmp_path):
@@ -265,7 +267,7 @@ def test_a_run_that_has_other_settings_is_refused_before_a_model_is_loaded(tmp_p
 def test_runs_moved_aside_are_in_the_order_of_their_numbers(tmp_path):
     for number in (10, 9, 100):
         (tmp_path / f".demo.replaced-{number}").mkdir()
-    assert [aside.name.rpartition("-")[2] for aside in replaced(tmp_path / "demo")] == ["9", "10", "100"]
+    assert [aside.name.rpartition("-")[2] for aside in replaced_runs(tmp_path / "demo")] == ["9", "10", "100"]
 
 
 @pytest.mark.parametrize(("steps", "kept"), [(4, "summary.json"), (9, "summary-000004.json")])
@@ -290,7 +292,7 @@ def test_prompts_that_are_left_out_are_listed_as_they_are(tmp_path, capsys):
     settings = config(tmp_path)
     lines = [Skipped("3", "ä.png", "no picture")]
     accelerator = Accelerator(cpu=True)
-    with claimed(settings, accelerator):
+    with claim(settings, accelerator):
         open_folder(settings, INPUTS, lines, accelerator)
     text = (tmp_path / "demo" / "skipped.jsonl").read_text(encoding="utf-8")
     assert '"ä.png"' in text and text.count("\n") == 1
@@ -300,7 +302,7 @@ def test_prompts_that_are_left_out_are_listed_as_they_are(tmp_path, capsys):
 def test_a_process_that_is_not_the_main_one_neither_locks_nor_writes(tmp_path, monkeypatch):
     monkeypatch.setattr(Accelerator, "is_main_process", False)
     settings, accelerator = config(tmp_path), Accelerator(cpu=True)
-    with claimed(settings, accelerator):
+    with claim(settings, accelerator):
         assert open_folder(settings, INPUTS, [], accelerator) is None
         assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(Accelerator, "is_main_process", True)
@@ -315,6 +317,6 @@ def test_a_users_file_that_the_new_run_has_too_stays_in_the_old_one_which_is_tol
     start(config(tmp_path, overwrite=True))
     (folder / "notes.txt").write_text("of the new run")
     discard_replaced(folder)
-    (aside,) = replaced(folder)
+    (aside,) = replaced_runs(folder)
     assert tree(aside) == {"notes.txt": b"notes.txt"} and (folder / "notes.txt").read_text() == "of the new run"
     assert "keeps files that the replaced run did not write, but this one did" in capsys.readouterr().out

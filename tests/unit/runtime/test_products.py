@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mmgrpo.runtime import products
-from mmgrpo.runtime.products import COPIED, LARGE, Linear, by_onednn, packed
+from mmgrpo.runtime.products import COPIED, LARGE, Linear, by_onednn, packed_weights
 
-copying = pytest.mark.skipif(not products._built(), reason="torch is built without oneDNN, or with an old one")
+copying = pytest.mark.skipif(not products._is_built(), reason="torch is built without oneDNN, or with an old one")
 
 
 @copying
@@ -92,18 +92,18 @@ def test_copied_weights_give_the_layers_outputs_and_are_gone_afterwards() -> Non
     network = nn.Sequential(nn.Linear(LARGE // 512, 512), nn.Linear(512, LARGE // 512, bias=False), nn.Linear(512, 3))
     inputs = torch.randn(2, 3, LARGE // 512)
     wanted = network(inputs)
-    with packed(network, 8):
+    with packed_weights(network, 8):
         copied = ["forward" in vars(layer) for layer in network]
         torch.testing.assert_close(network(inputs), wanted)
         network[0].weight.zero_()
         torch.testing.assert_close(network(inputs), wanted)  # it is copies that are read
-        with packed(network, 8):
+        with packed_weights(network, 8):
             pass
         assert copied == ["forward" in vars(layer) for layer in network]
     assert copied == [True, True, False]
     assert not any("forward" in vars(layer) for layer in network)
     changed = network(inputs)
-    with pytest.raises(KeyError), packed(network, 8):
+    with pytest.raises(KeyError), packed_weights(network, 8):
         torch.testing.assert_close(network(inputs), changed)
         raise KeyError
     assert not any("forward" in vars(layer) for layer in network)
@@ -111,11 +111,11 @@ def test_copied_weights_give_the_layers_outputs_and_are_gone_afterwards() -> Non
 
 def test_nothing_is_copied_for_few_products_or_in_another_precision() -> None:
     network = nn.Sequential(nn.Linear(512, LARGE // 512))
-    with packed(network, 7):
+    with packed_weights(network, 7):
         assert "forward" not in vars(network[0])
-    with torch.autocast("cpu", torch.bfloat16), packed(network, 100):
+    with torch.autocast("cpu", torch.bfloat16), packed_weights(network, 100):
         assert "forward" not in vars(network[0])
-    with packed(network.bfloat16(), 100):
+    with packed_weights(network.bfloat16(), 100):
         assert "forward" not in vars(network[0])
 
 
@@ -124,7 +124,7 @@ def test_copies_end_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> N
     network = nn.Sequential(nn.Linear(512, LARGE // 256), *(nn.Linear(512, LARGE // 512) for _ in range(2)))
     for room, copied in ((2 * LARGE, [True, False, False]), (LARGE, [False, True, False])):
         monkeypatch.setattr(products, "MOST", room)
-        with packed(network, 8):
+        with packed_weights(network, 8):
             assert ["forward" in vars(layer) for layer in network] == copied
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmgrpo.runtime.weight_files import all_strings, check_weight_files, parse_object, pickled
+from mmgrpo.runtime.weight_files import all_strings, check_weight_files, parse_object, pickle_error
 
 
 def test_names_of_files_are_all_texts():
@@ -39,7 +39,7 @@ def test_the_first_of_several_pickles_is_named_with_its_conversion(tmp_path):
         (tmp_path / name).touch()
     with pytest.raises(ValueError, match=r"a\.pt.*load\('a\.pt'.*'model\.safetensors'"):
         check_weight_files(tmp_path, False, "")
-    assert "'adapter_model.safetensors'" in str(pickled(tmp_path / "adapter_model.bin", ""))
+    assert "'adapter_model.safetensors'" in str(pickle_error(tmp_path / "adapter_model.bin", ""))
 
 
 def test_adapters_in_the_place_of_a_model_are_refused(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmgrpo.scoring.cache import Cached, cached
+from mmgrpo.scoring.cache import Cached, with_cache
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.types import Image, Prompt, Text
 from tests.unit.scoring.serving import pictures
@@ -120,7 +120,7 @@ def test_a_file_keeps_scores_for_the_next_run_until_the_reward_changes(tmp_path)
     def asked_again(name: str = "r", parameters: dict[str, Any] | None = None, version: int = 1) -> bool:
         asked: list[int] = []
         manifest = dataclasses.replace(MANIFEST, version=version)
-        reward = cached(name, lambda p, o: asked.append(1) or [odd], parameters or {}, manifest, file)
+        reward = with_cache(name, lambda p, o: asked.append(1) or [odd], parameters or {}, manifest, file)
         assert values(reward, ("p", "a")) == [odd]
         return bool(asked)
 
@@ -133,7 +133,7 @@ def test_a_file_that_is_no_cache_is_refused_and_left_alone(tmp_path):
     file = tmp_path / "notes.txt"
     file.write_text("my notes, " * 100)
     with pytest.raises(ValueError, match="notes.txt"):
-        cached("r", Lengths(), {}, MANIFEST, str(file))
+        with_cache("r", Lengths(), {}, MANIFEST, str(file))
     assert file.read_text() == "my notes, " * 100
 
 
@@ -143,16 +143,16 @@ def test_only_what_depends_on_nothing_else_may_be_cached():
         (dataclasses.replace(MANIFEST, deterministic=False), "chance"),
     ):
         with pytest.raises(ValueError, match=f"rewards.*'r'.*cache.*{words}"):
-            cached("r", Lengths(), {}, manifest, True)
+            with_cache("r", Lengths(), {}, manifest, True)
     with pytest.raises(ValueError, match="cache=True"):
-        cached("m:r", Lengths(), {}, None, "file.sqlite")
+        with_cache("m:r", Lengths(), {}, None, "file.sqlite")
     function = Lengths()
-    assert cached("r", function, {}, MANIFEST, False) is function
+    assert with_cache("r", function, {}, MANIFEST, False) is function
 
 
 def test_a_reward_without_a_manifest_is_cached_in_memory():
     function = Lengths()
-    reward = cached("m:r", function, {}, None, True)
+    reward = with_cache("m:r", function, {}, None, True)
     assert values(reward, ("p", "a")) == values(reward, ("p", "a")) == [1 / 3] and function.asked == [["pa"]]
 
 

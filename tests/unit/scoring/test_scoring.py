@@ -13,7 +13,7 @@ import torch
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring import RewardScores, Scorer, begin_scoring, mean_of_valid, score_outputs
 from mmgrpo.scoring.background import begin
-from mmgrpo.scoring.isolation import RewardFailure, call_reward, column, column_or_nan, copied, score_column
+from mmgrpo.scoring.isolation import RewardFailure, call_reward, column, column_or_nan, copy_value, score_column
 from mmgrpo.types import Image, Media, Prompt, Text, Turn
 
 PROMPTS = [Prompt("one", "1"), Prompt("two", "2"), Prompt("three", "3")]
@@ -233,7 +233,7 @@ def test_prompts_are_copied_with_their_media_unless_the_reward_is_trusted():
 
 def test_what_was_one_object_is_one_in_the_copy():
     picture = torch.zeros(2)
-    first, second = copied([picture, picture])
+    first, second = copy_value([picture, picture])
     assert first is second and first is not picture
 
 

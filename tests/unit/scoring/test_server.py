@@ -22,7 +22,7 @@ from mmgrpo.scoring.envelope import FRAMES, JSON, Limits, TooLarge, write
 from mmgrpo.scoring.isolation import RewardFailure
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.scoring.process import Trace, Unsendable
-from mmgrpo.scoring.server import InFlight, Punctual, Refusal, limited
+from mmgrpo.scoring.server import InFlight, Punctual, Refusal, read_body
 from mmgrpo.types import Prompt, Text
 from tests.unit.scoring.serving import TEXTS, batches, length, mean, pictures, serving, until, url
 
@@ -136,7 +136,7 @@ def test_no_more_of_a_body_is_read_than_the_limit():
 
     request: Any = Endless()
     with pytest.raises(TooLarge):
-        asyncio.run(limited(request, 1000))
+        asyncio.run(read_body(request, 1000))
     assert request.given == 1100
 
 

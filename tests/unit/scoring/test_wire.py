@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmgrpo.scoring.isolation import VALUES, copied
+from mmgrpo.scoring.isolation import VALUES, copy_value
 from mmgrpo.scoring.wire import LENGTH, frames, read
 from mmgrpo.types import Answer, Audio, Call, Image, Media, Prompt, Text, Turn, Video
 
@@ -136,7 +136,7 @@ def test_prompts_and_outputs_of_all_kinds_come_back_exactly(seed):
     back = there_and_back(value)
     assert same(value, back)
     assert back["prompts"][0] is back["prompts"][3] and back["prompts"][0] is not back["prompts"][1]
-    assert same(value, copied(value))  # and so do the copies for a reward in the run's own process
+    assert same(value, copy_value(value))  # and so do the copies for a reward in the run's own process
 
 
 def test_the_draws_fill_every_field_of_every_class():
@@ -195,5 +195,5 @@ def test_what_no_message_can_hold_is_named(value):
 
 def test_copies_have_tensors_of_their_own_unless_told_otherwise():
     output = Image(torch.zeros(3, 1, 1))
-    assert copied(output).pixels is not output.pixels
-    assert copied(output, tensors=False).pixels is output.pixels
+    assert copy_value(output).pixels is not output.pixels
+    assert copy_value(output, tensors=False).pixels is output.pixels

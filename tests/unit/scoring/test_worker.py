@@ -159,7 +159,7 @@ def test_how_a_process_ended_is_told(status, words, world):
         return status or 0
 
     reward._process.wait = wait
-    assert reward._ended(OSError("gone")) == words and not reward._alive
+    assert reward._describe_end(OSError("gone")) == words and not reward._alive
 
 
 def test_a_reward_that_takes_too_long_is_ended(world):
@@ -216,7 +216,7 @@ def test_a_fork_of_the_run_leaves_its_rewards_alone(monkeypatch):
     killed, marked = [], {"mark": [NOBODY + 1]}
     monkeypatch.setattr(os, "killpg", lambda *given: killed.append(given))
     monkeypatch.setattr(os, "kill", lambda *given: killed.append(given))
-    monkeypatch.setattr(child, "marked", lambda mark: marked.pop(mark, []))
+    monkeypatch.setattr(child, "marked_processes", lambda mark: marked.pop(mark, []))
     ours, theirs = socket.socketpair()
     reading, writing = os.pipe()
     child.end(Gone(), ours, writing, os.getpid() + 1, "mark")
