@@ -280,7 +280,7 @@ def mean(values: Sequence[float]) -> float:
 
 def directions(scorers: Sequence[Scorer], recipe: AdvantageRecipe) -> dict[str, float]:
     """The rewards that are trained on, 1 for those that are to rise and -1 for those that are to fall."""
-    trained = recipe.trained([one.name for one in scorers], [one.weight for one in scorers])
+    trained = recipe.trained_mask([one.name for one in scorers], [one.weight for one in scorers])
     return {one.name: math.copysign(1, one.weight) for one, used in zip(scorers, trained, strict=True) if used}
 
 
