@@ -75,15 +75,6 @@ def kept(made: Rollout) -> Sequences:
     return made.steps
 
 
-def rescored(policy: TokenPolicy, made: Rollout, name: str = "log_probs", limit: int = 100) -> Tensor:
-    """All decisions scored again; 0 where there is none."""
-    dense = torch.zeros_like(made.decisions.log_probs)
-    with torch.no_grad():
-        for part in made.steps.split(made.decisions.loss_mask, limit):
-            dense[part.rows, part.positions] = policy.score(made, part, frozenset({name}))[name]
-    return dense
-
-
 def gradient(policy: TokenPolicy, made: Rollout, limit: int = 100) -> dict[str, Tensor]:
     """Gradients, by parameter, of a sum of the decisions' log-probs in which no two have the same factor."""
     policy.network.zero_grad()

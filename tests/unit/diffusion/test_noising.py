@@ -10,9 +10,8 @@ from mmgrpo.diffusion.schedules import Grid, ddim_grid
 from mmgrpo.objectives.matching import diffusion_nft
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.types import Request
-from tests.building import matching_policy_over
+from tests.building import matching_policy_over, rescored
 from tests.toys import ToyModel, toy_prompts
-from tests.unit.policies.test_denoising_policy import rescored
 
 DIFFUSION = Grid(torch.tensor([0.64, 1.0]), torch.tensor([500]), "diffusion", 1.0)
 FLOW = Grid(torch.tensor([0.6, 0.0]), torch.tensor([0.6]), "flow", 0.6)

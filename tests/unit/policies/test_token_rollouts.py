@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from mmgrpo.types import CONTRAST, OWN, Request
-from tests.unit.policies.test_token_policy import PROMPTS, kept, rescored, rollout, token_policy
+from tests.building import rescored
+from tests.unit.policies.test_token_policy import PROMPTS, kept, rollout, token_policy
 
 pytest.importorskip("transformers")
 

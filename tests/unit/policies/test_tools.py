@@ -38,9 +38,9 @@ from mmgrpo.types import Call, Image, Media, Output, Prompt, Request, Rollout, T
 from pipelines.text.causal_lm import LORA_TARGETS, CausalLm
 from pipelines.tools import schemas
 from pipelines.training import PLAIN, make_trainable
-from tests.building import algorithm_blocks, killed_and_whole, token_policy_over, trainer
+from tests.building import algorithm_blocks, killed_and_whole, rescored, token_policy_over, trainer
 from tests.tiny.causal_lm import KINDS, decoder, tokenizer_of
-from tests.unit.policies.test_token_policy import kept, rescored
+from tests.unit.policies.test_token_policy import kept
 
 pytest.importorskip("transformers")
 

@@ -14,10 +14,10 @@ from mmgrpo.policies.token_model import Query
 from mmgrpo.policies.tools import Episode
 from mmgrpo.policies.turn_trees import Branching, TurnTree, TurnVines, number_tokens
 from mmgrpo.types import Prompt, Request, Rollout
-from tests.building import algorithm_blocks, recipe
+from tests.building import algorithm_blocks, recipe, rescored
 from tests.trees import decisions
 from tests.unit.advantages.test_credit import credit, near
-from tests.unit.policies.test_token_policy import kept, rescored
+from tests.unit.policies.test_token_policy import kept
 from tests.unit.policies.test_tools import PEEK, PROMPTS, policy_of, texts
 
 pytest.importorskip("transformers")

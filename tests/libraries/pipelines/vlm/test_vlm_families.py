@@ -14,7 +14,7 @@ from mmgrpo.policies.token_model import TokenModel
 from mmgrpo.types import CONTRAST, OWN, Prompt, Request
 from mmgrpo.update import LossRecipe
 from pipelines.training import Training
-from tests.building import load, recipe, token_policy_over, trainer
+from tests.building import load, recipe, rescored, token_policy_over, trainer
 from tests.seeing import (
     BOTH,
     CLIP,
@@ -29,7 +29,6 @@ from tests.seeing import (
     plain_inputs,
     plain_log_probs,
     released_positions,
-    rescored,
     rollout,
     tower,
     video,
