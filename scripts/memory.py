@@ -62,7 +62,7 @@ RUNS = (
 def folder_of(name: str) -> Folder:
     """The shapes of a published network."""
     if name not in QWEN:
-        (model,) = (one for one in MODELS if one.name == name)
+        (model,) = (m for m in MODELS if m.name == name)
         network: Any = network_of(model.kind, model.config)
         weights = {f"transformer.{key}": tuple(value.shape) for key, value in network.named_parameters()}
         return Folder(weights, dict(network.config))
@@ -87,8 +87,8 @@ def gigabytes(run: Run, folder: Folder, processes: int) -> float:
         model=replace(settings.model, family=run.family, lora_rank=run.lora_rank, dtype=run.dtype),
         distributed=replace(settings.distributed, **divided),
     )
-    found = needs(folder, settings, processes=processes, **counted_in(settings))
-    return sum(size for name, size in found.items() if name not in ("activations", "cache")) / 1e9
+    sizes = needs(folder, settings, processes=processes, **counted_in(settings))
+    return sum(size for name, size in sizes.items() if name not in ("activations", "cache")) / 1e9
 
 
 def row(run: Run, folder: Folder) -> str:

@@ -55,11 +55,11 @@ def inverted_choice(row: Row, drawn: random.Random) -> Row | None:
     if len(words) < 2 or words[1].lower() not in NEGATED:
         return None
     words[1] = NEGATED[words[1].lower()]
-    wrong = [one for number, one in enumerate(options) if number != place]
-    shown = [(one, True) for one in drawn.sample(wrong, drawn.randint(1, len(wrong)))] + [(options[place], False)]
+    wrong = [option for number, option in enumerate(options) if number != place]
+    shown = [(option, True) for option in drawn.sample(wrong, drawn.randint(1, len(wrong)))] + [(options[place], False)]
     drawn.shuffle(shown)
     letters = [chr(ord("A") + number) for number, (_, right) in enumerate(shown) if right]
-    return {**row, column: " ".join(words), "options": [one for one, _ in shown], "answer": ",".join(letters)} | {
+    return {**row, column: " ".join(words), "options": [option for option, _ in shown], "answer": ",".join(letters)} | {
         "task": "choices"
     }
 
@@ -73,7 +73,7 @@ def empty_thoughts(row: Row, drawn: random.Random) -> Row | None:
 
 
 REWRITES: dict[str, Callable[[Row, random.Random], Row | None]] = {
-    one.__name__: one for one in (inverted_choice, empty_thoughts)
+    function.__name__: function for function in (inverted_choice, empty_thoughts)
 }
 
 
@@ -111,7 +111,7 @@ def main() -> None:
     rows = [json.loads(line) for line in args.rows.read_text(encoding="utf-8").splitlines() if line.strip()]
     made = rewritten(rows, args.rewrite, args.share, args.seed)
     write_text(args.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made))
-    changed = sum(one is not row for one, row in zip(made, rows, strict=True))
+    changed = sum(new is not row for new, row in zip(made, rows, strict=True))
     print(f"{args.out}: {changed} of {len(rows)} rows rewritten")
 
 

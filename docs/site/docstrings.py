@@ -22,12 +22,12 @@ def markdown(docstring: str) -> str:
     parts, start = [], 0
     for example in EXAMPLE.finditer(docstring):
         code = textwrap.dedent(example[0]).rstrip()
-        parts += [escaped(docstring[start : example.start()]), f"```pycon\n{code}\n```\n"]
+        parts += [escape_brackets(docstring[start : example.start()]), f"```pycon\n{code}\n```\n"]
         start = example.end()
-    return "".join([*parts, escaped(docstring[start:])])
+    return "".join([*parts, escape_brackets(docstring[start:])])
 
 
-def escaped(text: str) -> str:
+def escape_brackets(text: str) -> str:
     """The text with angle brackets outside of code as they are read."""
     return outside_code(lambda prose: prose.replace("<", "&lt;"), text.replace("``", "`"))
 

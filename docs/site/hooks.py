@@ -23,7 +23,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 sys.path.append(str(Path(__file__).parents[2]))
-from docs.site.tables import filled
+from docs.site.tables import fill_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTING = re.compile(
@@ -54,9 +54,9 @@ def outside_code(change: Callable[[str], str], markdown: str) -> str:
 
 def links(markdown: str) -> Iterator[str]:
     """The targets of the links and images of a page, without anchors."""
-    found: list[str] = []
-    outside_code(lambda text: found.extend(target for _, target, _ in LINK.findall(text)) or "", markdown)
-    for target in found:
+    targets: list[str] = []
+    outside_code(lambda text: targets.extend(target for _, target, _ in LINK.findall(text)) or "", markdown)
+    for target in targets:
         if not re.match(r"[a-z]+:", target) and not target.startswith("#"):
             yield target.partition("#")[0]
 
@@ -120,10 +120,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         there = posixpath.relpath(address(resolve(place(uri), name)), posixpath.dirname(uri) or ".")
         return f"{before}{there}{mark}{anchor}{after}"
 
-    markdown = filled(markdown)
-    markdown = DISPLAYED.sub(lambda match: f'<p class="formula">{drawn(display(match[1]))}</p>', markdown)
-    markdown = INLINE.sub(lambda match: drawn(match[1]), markdown)
-    markdown = FENCE.sub(titled, markdown)
+    markdown = fill_tables(markdown)
+    markdown = DISPLAYED.sub(lambda match: f'<p class="formula">{draw_formula(display(match[1]))}</p>', markdown)
+    markdown = INLINE.sub(lambda match: draw_formula(match[1]), markdown)
+    markdown = FENCE.sub(add_title, markdown)
     return outside_code(lambda text: LINK.sub(lead, text), markdown)
 
 
@@ -136,7 +136,7 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
     return CELL.sub(lambda cell: NAME.sub(breakable, cell[0]), content)
 
 
-def titled(fence: re.Match[str]) -> str:
+def add_title(fence: re.Match[str]) -> str:
     """The first line of a listing, with the name of its file as title."""
     language, name = fence.groups()
     return f'```{language} title="{name}"' if "." in name else f"```{language}"
@@ -147,7 +147,7 @@ def display(formula: str) -> str:
     return formula.replace(r"\frac", r"\dfrac")
 
 
-def drawn(formula: str) -> str:
+def draw_formula(formula: str) -> str:
     """A formula of LaTeX as SVG in the colour of the text; screen readers read its source."""
     formula = " ".join(formula.split())
     font, text = FontProperties(size=100, math_fontfamily="stix"), f"${formula}$"

@@ -6,17 +6,17 @@ from collections.abc import Iterable
 
 from mmgrpo.cli.settings_help import sentence as first
 
-__all__ = ["code", "escaped", "grid", "sentence"]
+__all__ = ["code", "escape_cell", "grid", "sentence"]
 
 
 def grid(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table of Markdown, whose cells are ``escaped``."""
+    """A table of Markdown, whose cells go through ``escape_cell``."""
     head = tuple(head)
     lines = [head, ("---",) * len(head), *rows]
-    return "".join("| " + " | ".join(map(escaped, line)) + " |\n" for line in lines)
+    return "".join("| " + " | ".join(map(escape_cell, line)) + " |\n" for line in lines)
 
 
-def escaped(cell: str) -> str:
+def escape_cell(cell: str) -> str:
     """A cell in which bars, and angle brackets and stars outside of code, are text."""
     parts = " ".join(cell.split()).replace("|", "\\|").split("`")
     marked = (part.replace("<", "&lt;").replace("*", r"\*") for part in parts[::2])

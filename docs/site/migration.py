@@ -34,7 +34,7 @@ def losses() -> str:
         blocks = apply(Draft(trl, Source("", dict(settings)), "causal_lm"), trl.rules["loss"])
         theirs = ", ".join(f"`{key}: {value}`" for key, value in settings.items())
         rows.append((theirs, f"`{blocks['objective'][0]}`", f"`{blocks['aggregation'][0]}`"))
-    assert {one["loss_type"] for one in LOSSES} == {*trl.rules["loss"][0]["words"]["loss_type"]}
+    assert {loss["loss_type"] for loss in LOSSES} == {*trl.rules["loss"][0]["words"]["loss_type"]}
     return f"## Losses of TRL\n\n{LOSSES_TEXT}\n\n" + grid(("TRL", "objective", "aggregation"), rows)
 
 
@@ -56,7 +56,7 @@ def section(one: Table) -> str:
         "## Settings {data-search-exclude}",
         grid(
             ("theirs", "their default", "ours", "what differs"),
-            [(f"`{row.key}`", shown(row.default), ours(row.to), note_of(row)) for row in mapped],
+            [(f"`{row.key}`", code_of_default(row.default), ours(row.to), note_of(row)) for row in mapped],
         ),
         "## Settings without a counterpart {data-search-exclude}",
         "Another value than the default of those that are marked (!) changes what is trained: `mmgrpo train` refuses "
@@ -78,7 +78,7 @@ def note_of(row: Row) -> str:
     return "; ".join(filter(None, [f"`{words}`" if words else "", row.note]))
 
 
-def shown(value: Any) -> str:
+def code_of_default(value: Any) -> str:
     """A default."""
     return "" if value is None else f"`{json.dumps(value)}`"
 

@@ -28,20 +28,20 @@ def areas() -> str:
 
 def record(paper: Paper) -> str:
     """A record that unfolds: name, status and what it is called here; then the rest, one fact after the other."""
-    kind = next((one for one in SUMMARY if one in paper.uses), "")
+    kind = next((use for use in SUMMARY if use in paper.uses), "")
     first = f" {kind} {code(paper.uses[kind][:3])}" if kind else ""
     link = f'<a href="https://arxiv.org/abs/{paper.arxiv}">arXiv:{paper.arxiv}</a>' if paper.arxiv else paper.venue
     facts = {
-        "title": marked(paper.title) + (f" ({link})" if link else ""),
-        **{one: code(names) for one, names in paper.uses.items()},
-        "how": marked(paper.how),
+        "title": mark_code(paper.title) + (f" ({link})" if link else ""),
+        **{use: code(names) for use, names in paper.uses.items()},
+        "how": mark_code(paper.how),
         "settings": code([f"{key}: {value}" for key, value in paper.settings.items()]),
-        "differs": marked(paper.differs),
-        "missing": marked(paper.missing),
+        "differs": mark_code(paper.differs),
+        "missing": mark_code(paper.missing),
         "tests": code(paper.tests),
     }
     rows = "".join(f"<dt>{name}</dt><dd>{text}</dd>\n" for name, text in facts.items() if text)
-    head = f"<summary><b>{marked(paper.name)}</b> <small>{paper.status}{first}</small></summary>"
+    head = f"<summary><b>{mark_code(paper.name)}</b> <small>{paper.status}{first}</small></summary>"
     return f'<details class="paper" id="{paper.id}">{head}<dl>\n{rows}</dl></details>\n'
 
 
@@ -50,7 +50,7 @@ def code(names: list[str]) -> str:
     return ", ".join(f"<code>{html.escape(str(name), quote=False)}</code>" for name in names)
 
 
-def marked(text: str) -> str:
+def mark_code(text: str) -> str:
     """A text whose code stands in backticks."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
 

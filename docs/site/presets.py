@@ -34,7 +34,9 @@ def settings() -> str:
     for name in CATALOGUE:
         if values := settings_of(name):
             named.setdefault(tuple(values), []).append(f"`{name}`")
-    rows = (f"| {', '.join(names)} | {'; '.join(f'`{one}`' for one in values)} |\n" for values, names in named.items())
+    rows = (
+        f"| {', '.join(names)} | {'; '.join(f'`{value}`' for value in values)} |\n" for values, names in named.items()
+    )
     return "| presets | settings |\n| --- | --- |\n" + "".join(rows)
 
 

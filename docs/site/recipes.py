@@ -37,7 +37,7 @@ def row(name: str, path: Path) -> str:
         paper,
         f"`{model['family']}`" + (f", {model['path']}" if "path" in model else ""),
         f"`{settings['algorithm']['preset']}`",
-        ", ".join(f"`{one}`" for one in trained),
+        ", ".join(f"`{reward}`" for reward in trained),
     )
     return "| " + " | ".join(cells) + " |\n"
 

@@ -29,7 +29,7 @@ MANY = 4
 
 def settings() -> str:
     """Every setting with its defaults and what it is."""
-    defaults, descriptions = found()
+    defaults, descriptions = collect_settings()
     everywhere, rows = len(all_families()), []
     for name, values in defaults.items():
         if len(values) == 1 and len(*values.values()) == everywhere:
@@ -40,7 +40,7 @@ def settings() -> str:
     return grid(("setting", "default", "description"), rows)
 
 
-def found() -> tuple[dict[str, dict[str, list[str]]], dict[str, Counter[str]]]:
+def collect_settings() -> tuple[dict[str, dict[str, list[str]]], dict[str, Counter[str]]]:
     """Every setting to its defaults as text with the families that have each, and to its descriptions."""
     defaults: dict[str, dict[str, list[str]]] = {}
     about: dict[str, Counter[str]] = {}
@@ -107,8 +107,14 @@ def commands() -> str:
         (f"`{name}`", code(f"{option}={value!r}" for option, value in vars(given).items()))
         for name, given in options.items()
     ]
-    arguments = [one for one in inspect.signature(train).parameters.values() if one.kind != one.VAR_KEYWORD]
-    return grid(("command", "options"), [*rows, ("`mmgrpo.train` in Python", f"`{', '.join(stated(arguments))}`")])
+    arguments = [
+        parameter
+        for parameter in inspect.signature(train).parameters.values()
+        if parameter.kind != parameter.VAR_KEYWORD
+    ]
+    return grid(
+        ("command", "options"), [*rows, ("`mmgrpo.train` in Python", f"`{', '.join(format_parameters(arguments))}`")]
+    )
 
 
 # ---- blocks
@@ -124,7 +130,10 @@ def blocks(kind: str) -> str:
 def signature(name: str, block: Block) -> str:
     """The block with all of its parameters, those that have no default as ``...``."""
     parameters = block.parameters.values()
-    given = [f"{one.name}={'...' if one.default is one.empty else repr(one.default)}" for one in parameters]
+    given = [
+        f"{parameter.name}={'...' if parameter.default is parameter.empty else repr(parameter.default)}"
+        for parameter in parameters
+    ]
     return f"{name}({', '.join(given)})" if given else name
 
 
@@ -133,10 +142,10 @@ def does(block: Block) -> str:
     return sentence(inspect.getdoc(block.fn) or "")
 
 
-def stated(parameters: Iterable[inspect.Parameter]) -> Iterator[str]:
+def format_parameters(parameters: Iterable[inspect.Parameter]) -> Iterator[str]:
     """Parameters as they are written: those that have a default with it."""
-    for one in parameters:
-        yield one.name if one.default is one.empty else f"{one.name}={one.default!r}"
+    for parameter in parameters:
+        yield parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default!r}"
 
 
 # ---- rewards
@@ -146,7 +155,10 @@ def rewards() -> str:
     """Every reward with its parameters, what it measures, and what it adds to reports."""
     return grid(
         ("reward", "measures", "adds"),
-        [(f"`{called(name, entry)}`", measured(entry), adds(entry)) for name, entry in sorted(entries().items())],
+        [
+            (f"`{format_reward(name, entry)}`", summary_of(entry), adds(entry))
+            for name, entry in sorted(entries().items())
+        ],
     )
 
 
@@ -155,13 +167,13 @@ def function(entry: RewardEntry) -> Callable[..., Any]:
     return load_object(entry.function, "rewards", own=False)
 
 
-def called(name: str, entry: RewardEntry) -> str:
+def format_reward(name: str, entry: RewardEntry) -> str:
     """The reward with its parameters; all have a weight, of one by default."""
-    texts = [*stated([*inspect.signature(function(entry)).parameters.values()][2:])]
+    texts = [*format_parameters([*inspect.signature(function(entry)).parameters.values()][2:])]
     return f"{name}({', '.join(texts)})" if texts else name
 
 
-def measured(entry: RewardEntry) -> str:
+def summary_of(entry: RewardEntry) -> str:
     """What the function of a reward says first."""
     return sentence(inspect.getdoc(function(entry)) or "")
 

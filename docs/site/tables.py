@@ -22,17 +22,17 @@ TABLES: Mapping[str, Callable[[], str]] = {
 MARK = re.compile(r"^<!-- table: (.+) -->$", re.MULTILINE)
 
 
-def filled(markdown: str) -> str:
+def fill_tables(markdown: str) -> str:
     """A page with its tables in the place of their marks; ValueError for a mark that names none."""
 
-    def made(mark: re.Match[str]) -> str:
+    def make_table(mark: re.Match[str]) -> str:
         if mark[1] not in TABLES:
             raise ValueError(f"unknown table '{mark[1]}'; there are: {', '.join(TABLES)}")
         return TABLES[mark[1]]().rstrip()
 
-    return MARK.sub(made, markdown)
+    return MARK.sub(make_table, markdown)
 
 
 if __name__ == "__main__":
     for line in sys.argv[1:]:
-        print(filled(f"<!-- table: {line} -->"))
+        print(fill_tables(f"<!-- table: {line} -->"))

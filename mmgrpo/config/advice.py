@@ -61,10 +61,10 @@ def meant(name: str, settings: Collection[str]) -> str:
         if other in settings:
             return str(other)
     parts = {setting: setting.rpartition(".") for setting in settings}
-    if same := [setting for setting, (_, _, own) in parts.items() if own == last]:
+    if same := [setting for setting, (_, _, leaf) in parts.items() if leaf == last]:
         return max(same, key=lambda setting: _similarity(name, setting))
     likeness = {
-        setting: _similarity(last, own) for setting, (place, _, own) in parts.items() if section in ("", place)
+        setting: _similarity(last, leaf) for setting, (place, _, leaf) in parts.items() if section in ("", place)
     } or {setting: _similarity(name, setting) for setting in settings}
     best = max(likeness, key=lambda setting: (likeness[setting], -setting.count(".")), default="")
     return best if best and likeness[best] >= LIKELY else ""

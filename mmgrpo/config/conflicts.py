@@ -62,15 +62,15 @@ class Where:
     def among(self, value: Any, traits: Traits) -> list[Any]:
         """Which of the values of a setting, one or a list, are such; of None, which stands for no setting, none."""
         several = value if isinstance(value, list | tuple) else [value]
-        return [one for one in several if one is not None and self._holds(one, traits)]
+        return [item for item in several if item is not None and self._holds(item, traits)]
 
     def _holds(self, value: Any, traits: Traits) -> bool:
         at = self.setting, str(value)
         if self.lacking and (at not in traits or traits[at] & {self.lacking, OTHERS}):
             return False
         if self.having:
-            has = traits[at] if at in traits else _written(value)
-            return any(fnmatch(trait, one) for trait in has for one in self.having)
+            has = traits[at] if at in traits else _assignments(value)
+            return any(fnmatch(trait, pattern) for trait in has for pattern in self.having)
         if self.lacking:
             return True
         name = value.partition("(")[0].strip() if isinstance(value, str) else value
@@ -101,11 +101,13 @@ class Excludes:
 
     def __str__(self) -> str:
         has = " or ".join(self.when.having)
-        own = f"has {has}" if has else f"is{self.when}".replace("=", " ") if self.when.values or self.when.but else ""
-        own = f"does not read {self.when.lacking}" if self.when.lacking else own
+        condition = (
+            f"has {has}" if has else f"is{self.when}".replace("=", " ") if self.when.values or self.when.but else ""
+        )
+        condition = f"does not read {self.when.lacking}" if self.when.lacking else condition
         others = ", ".join(dict.fromkeys(map(str, self.others)))
         others += f" (where {self.given})" if self.given else ""
-        return f"{f'Where it {own}, not' if own else 'Not'} with {others}: {self.why}."
+        return f"{f'Where it {condition}, not' if condition else 'Not'} with {others}: {self.why}."
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def excludes(
 ) -> Excludes:
     """The conflict of the setting that it annotates, where that is in use or as ``where`` says, with ``others``;
     ``given``: only beside these values of a third setting."""
-    there = tuple(where(one) if isinstance(one, str) else one for one in others)
+    there = tuple(where(other) if isinstance(other, str) else other for other in others)
     third = where(given) if given and isinstance(given, str) else given
     return Excludes(there, why, where("", *values, but=but, having=having, lacking=lacking), third or None)
 
@@ -200,7 +202,9 @@ def conflicts_of(kind: type) -> dict[str, tuple[Declaration, ...]]:
     for parent in reversed(kind.__mro__):
         if dataclasses.is_dataclass(parent):
             for name, hint in typing.get_type_hints(parent, include_extras=True).items():
-                if several := tuple(one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Declaration)):
+                if several := tuple(
+                    entry for entry in getattr(hint, "__metadata__", ()) if isinstance(entry, Declaration)
+                ):
                     declared[name] = several
     names = {f.name for f in dataclasses.fields(kind)}
     return {name: several for name, several in declared.items() if name in names}
@@ -226,16 +230,22 @@ def conflicts(
 
     there: list[Conflict | Above] = []
     for name, several in declared.items():
-        for one in several:
-            if one.given is not None and not among(one.given):
+        for declaration in several:
+            if declaration.given is not None and not among(declaration.given):
                 continue
-            if isinstance(one, AtMost):
-                value, bound = values.get(name), values.get(one.setting)
-                there += [Above(name, value, one.setting, bound, one.why)] if value and bound and value > bound else []
-            elif own := among(replace(one.when, setting=name)):
-                others = [(other, among(other)) for other in one.others]
+            if isinstance(declaration, AtMost):
+                value, bound = values.get(name), values.get(declaration.setting)
+                there += (
+                    [Above(name, value, declaration.setting, bound, declaration.why)]
+                    if value and bound and value > bound
+                    else []
+                )
+            elif matches := among(replace(declaration.when, setting=name)):
+                others = [(other, among(other)) for other in declaration.others]
                 there += [
-                    Conflict(name, own[0], other.setting, had[0], one.why, other.but[0] if other.but else None)
+                    Conflict(
+                        name, matches[0], other.setting, had[0], declaration.why, other.but[0] if other.but else None
+                    )
                     for other, had in others
                     if had
                 ]
@@ -263,8 +273,8 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value) or "''"
 
 
-def _written(value: Any) -> frozenset[str]:
+def _assignments(value: Any) -> frozenset[str]:
     """The parameters of a block as it is written."""
     with suppress(ValueError):  # it is no block, or one that cannot be read, which is refused where it is bound
-        return frozenset(f"{name}={one}" for name, one in parse(str(value))[1].items())
+        return frozenset(f"{name}={argument}" for name, argument in parse(str(value))[1].items())
     return frozenset()

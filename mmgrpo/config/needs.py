@@ -65,7 +65,7 @@ class Condition:
         if isinstance(name, str) and ":" in name and (self.values or self.but):
             return True
         if self.values:
-            return any(fnmatch(name, one) if isinstance(name, str) else name == one for one in self.values)
+            return any(fnmatch(name, pattern) if isinstance(name, str) else name == pattern for pattern in self.values)
         return name not in (self.but or UNSET)
 
     def __str__(self) -> str:
@@ -97,9 +97,11 @@ class Needs:
     def is_met(self, values: Mapping[str, Any], sections: Collection[str]) -> bool | None:
         """Whether the settings and facts ``values`` meet the need; None where it depends on what is in none of the
         ``sections`` and no known fact."""
-        if any(one.is_met(values.get(one.setting)) for one in self.conditions):
+        if any(condition.is_met(values.get(condition.setting)) for condition in self.conditions):
             return True
-        known = [one.setting in values or _section(one.setting) in sections for one in self.conditions]
+        known = [
+            condition.setting in values or _section(condition.setting) in sections for condition in self.conditions
+        ]
         return False if all(known) else None
 
 
@@ -116,10 +118,10 @@ def needs_of(kind: type) -> dict[str, tuple[Needs, ...]]:
     for parent in reversed(kind.__mro__):
         if dataclasses.is_dataclass(parent):
             for name, hint in typing.get_type_hints(parent, include_extras=True).items():
-                if found := tuple(one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Needs)):
-                    declared[name] = found
+                if several := tuple(entry for entry in getattr(hint, "__metadata__", ()) if isinstance(entry, Needs)):
+                    declared[name] = several
     names = {f.name for f in dataclasses.fields(kind)}
-    return {name: found for name, found in declared.items() if name in names}
+    return {name: several for name, several in declared.items() if name in names}
 
 
 @dataclass(frozen=True)
@@ -134,16 +136,28 @@ class Moot:
     """All settings and facts."""
 
     def __str__(self) -> str:
-        there = [one for one in self.need.conditions if one.setting in self.values and one.setting != self.name]
-        used = [f"{one.setting}={_text(self.values[one.setting])}" for one in there if not self._is_unset(one)]
-        unused = [one.setting for one in there if self._is_unset(one)]
+        there = [
+            condition
+            for condition in self.need.conditions
+            if condition.setting in self.values and condition.setting != self.name
+        ]
+        used = [
+            f"{condition.setting}={_text(self.values[condition.setting])}"
+            for condition in there
+            if not self._is_unset(condition)
+        ]
+        unused = [condition.setting for condition in there if self._is_unset(condition)]
         states = [f"with {' and '.join(used)}"] * bool(used) + [f"without {' or '.join(unused)}"] * bool(unused)
         return f"has no effect {' and '.join(states) or 'in this family'}"
 
     @property
     def remedy(self) -> str:
         """What to do."""
-        there = [one for one in self.need.conditions if one.setting in self.values and one.setting != self.name]
+        there = [
+            condition
+            for condition in self.need.conditions
+            if condition.setting in self.values and condition.setting != self.name
+        ]
         return f"leave it out, or {there[0].remedy()}" if there else "leave it out"
 
     def _is_unset(self, condition: Condition) -> bool:
@@ -157,15 +171,15 @@ def moot(sections: Mapping[str, Any], facts: Mapping[str, bool] = NO_FACTS) -> l
     open."""
     values = {**values_of(sections), **facts}
     complete = sections if values.get("model.family") else ()  # without a family a policy has settings unknown here
-    found = []
+    without_effect = []
     for section, settings in sections.items():
         plain = type(settings)()
         for field, declared in needs_of(type(settings)).items():
             name = f"{section}.{field}" if section else field
             if values[name] != getattr(plain, field) and values[name] not in UNSET:
-                unmet = [one for one in declared if one.is_met(values, complete) is False]
-                found += [Moot(name, values[name], one, values) for one in unmet[:1]]
-    return found
+                unmet = [need for need in declared if need.is_met(values, complete) is False]
+                without_effect += [Moot(name, values[name], need, values) for need in unmet[:1]]
+    return without_effect
 
 
 def refuse_moot(config: Any, usual: Any, inherited: Collection[str] = (), facts: Mapping[str, bool] = NO_FACTS) -> None:
@@ -176,18 +190,21 @@ def refuse_moot(config: Any, usual: Any, inherited: Collection[str] = (), facts:
     """
     before = values_of(sections_of(usual))
     left = moot(sections_of(config), facts)
-    kept = [one for one in left if config.resume or config.resume_from or one.name in inherited]
-    kept += [one for one in left if one not in kept and one.value == before[one.name]]
-    refuse([one for one in left if one not in kept])
-    for one in kept:
-        warnings.warn(f"{one.name}: {short_repr(one.value)} {one}", stacklevel=2)
+    kept = [setting for setting in left if config.resume or config.resume_from or setting.name in inherited]
+    kept += [setting for setting in left if setting not in kept and setting.value == before[setting.name]]
+    refuse([setting for setting in left if setting not in kept])
+    for setting in kept:
+        warnings.warn(f"{setting.name}: {short_repr(setting.value)} {setting}", stacklevel=2)
 
 
-def refuse(found: Sequence[Moot]) -> None:
+def refuse(settings: Sequence[Moot]) -> None:
     """ValueError for settings without effect."""
-    if found:
+    if settings:
         raise ValueError(
-            "; ".join(f"{one.name}: got {short_repr(one.value)}, which {one}; {one.remedy}" for one in found)
+            "; ".join(
+                f"{setting.name}: got {short_repr(setting.value)}, which {setting}; {setting.remedy}"
+                for setting in settings
+            )
         )
 
 
@@ -198,9 +215,9 @@ def overridden(config: Any, given: Collection[str]) -> set[str]:
     for section, settings in sections_of(config).items():
         for field, declared in needs_of(type(settings)).items():
             name = f"{section}.{field}" if section else field
-            asked = [one.setting for need in declared for one in need.conditions]
-            causes = {cause for one in asked for cause in FACTS.get(one, (one,))}
-            causes |= {"algorithm.preset"} if any(_section(one) == "algorithm" for one in causes) else set()
+            needed = [condition.setting for need in declared for condition in need.conditions]
+            causes = {cause for setting in needed for cause in FACTS.get(setting, (setting,))}
+            causes |= {"algorithm.preset"} if any(_section(cause) == "algorithm" for cause in causes) else set()
             if name not in given and causes & {*given}:
                 names.add(name)
     return names
@@ -209,7 +226,7 @@ def overridden(config: Any, given: Collection[str]) -> set[str]:
 def sections_of(config: Any) -> dict[str, Any]:
     """The sections of a configuration by name, itself by the empty one."""
     named = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    return {"": config} | {name: one for name, one in named.items() if dataclasses.is_dataclass(one)}
+    return {"": config} | {name: section for name, section in named.items() if dataclasses.is_dataclass(section)}
 
 
 def values_of(sections: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,13 +65,13 @@ def _read(text: str) -> PartLines:
             raise ValueError(f"{what}: '{name}' has no line '{line}'.{nearest(line, known)}")
         if line in LINES + LINES_OF_LOSS:
             texts = value if isinstance(value, list) else [value]
-            if isinstance(value, list) is not (line in SEVERAL) or not all(isinstance(one, str) for one in texts):
+            if isinstance(value, list) is not (line in SEVERAL) or not all(isinstance(text, str) for text in texts):
                 expected = "a list of texts" if line in SEVERAL else "a text"
                 raise ValueError(f"{place}: got {value!r}, expected {expected}, e.g. {name}({line}=...)")
             lines[line] = value
         elif line != "weights":
             given[line] = check_scheduled(PartLines, line, value, place)
-        elif not isinstance(value, dict) or not value or not all(one in ANY_NUMBER for one in value.values()):
+        elif not isinstance(value, dict) or not value or not all(weight in ANY_NUMBER for weight in value.values()):
             raise ValueError(f"{place}: got {value!r}, expected the weights of rewards by their names, e.g. {{'a': 1}}")
         else:
             given[line] = {reward: float(weight) for reward, weight in value.items()}

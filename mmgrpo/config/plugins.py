@@ -66,8 +66,8 @@ def with_members(protocol: type) -> Kind:
     """An object, or a class, with all members of a protocol, properties included."""
 
     def kind(value: Any) -> str:
-        asked = {name for name in vars(protocol) if not name.startswith("_")}
-        lacking = ", ".join(sorted(asked - {*dir(value), *getattr(value, "__dataclass_fields__", ())}))
+        members = {name for name in vars(protocol) if not name.startswith("_")}
+        lacking = ", ".join(sorted(members - {*dir(value), *getattr(value, "__dataclass_fields__", ())}))
         return f"a {protocol.__name__}, which also has {lacking}" if lacking else ""
 
     return kind
@@ -167,8 +167,8 @@ def locate(path: str) -> str:
         raise ValueError(f"'{path}': unknown modality '{modality}'.{nearest(modality, packages())}")
     located = packages()[modality] / "assets" / inside
     if not located.exists():
-        folder = next(one for one in located.parents if one.is_dir())  # where the path leaves what is there
-        files = (one.relative_to(packages()[modality] / "assets").as_posix() for one in folder.iterdir())
+        folder = next(parent for parent in located.parents if parent.is_dir())  # where the path leaves what is there
+        files = (entry.relative_to(packages()[modality] / "assets").as_posix() for entry in folder.iterdir())
         raise FileNotFoundError(f"'{path}' is no embedded file.{nearest(inside, files)}")
     return str(located)
 

@@ -59,9 +59,9 @@ PROCESSES = ("tokens", "flow", "diffusion")
 """What a model was trained on, by which the value of a setting of ``sampling`` may differ."""
 
 BASE: dict[str, Any] = {
-    one.name: one.default if one.default_factory is MISSING else one.default_factory()
-    for one in fields(Algorithm)
-    if one.name != "preset"
+    f.name: f.default if f.default_factory is MISSING else f.default_factory()
+    for f in fields(Algorithm)
+    if f.name != "preset"
 }
 """The defaults of a preset: GRPO (arXiv:2402.03300) with the sample std, without its KL."""
 
@@ -134,7 +134,7 @@ def read(path: Path) -> Iterator[tuple[str, Preset]]:
         yield name, Preset(**{**record, "blocks": blocks, "kind": path.stem})
 
 
-FIELDS = {one.name: dict if one.name in ("blocks", "sampling", "data") else str for one in fields(Preset)}
+FIELDS = {f.name: dict if f.name in ("blocks", "sampling", "data") else str for f in fields(Preset)}
 del FIELDS["kind"]
 NEEDED = ("about", "policies", "source")
 WORDS = {str: "text", list: "a list of texts", dict: "a mapping"}
@@ -157,7 +157,7 @@ def check(record: Any, where: str) -> None:
         if line not in BASE:
             raise ValueError(f"{where}: blocks: unknown key '{line}'.{nearest(str(line), BASE)}")
         items = value if isinstance(value, list) else [value]
-        if type(value) is not type(BASE[line]) or not all(isinstance(one, str) for one in items):
+        if type(value) is not type(BASE[line]) or not all(isinstance(item, str) for item in items):
             raise ValueError(f"{where}: blocks: {line} is {value!r}, expected {WORDS[type(BASE[line])]}")
     for part in ("sampling", "data"):
         for key, value in record.get(part, {}).items():
@@ -165,5 +165,5 @@ def check(record: Any, where: str) -> None:
             if unknown := [process for process in values if process not in PROCESSES]:
                 known = nearest(str(unknown[0]), PROCESSES)
                 raise ValueError(f"{where}: {part}: {key}: unknown process '{unknown[0]}'.{known}")
-            if not all(isinstance(one, str | int | float) for one in values.values()):
+            if not all(isinstance(item, str | int | float) for item in values.values()):
                 raise ValueError(f"{where}: {part}: {key} is {value!r}, expected a value, or one for each process")

@@ -53,7 +53,9 @@ class Numbers:
         return isinstance(value, int | float) and any(value in interval for interval in self.intervals)
 
     def __str__(self) -> str:
-        words = " or ".join(f"a number in {one.text}" if ", " in one.text else one.text for one in self.intervals)
+        words = " or ".join(
+            f"a number in {interval.text}" if ", " in interval.text else interval.text for interval in self.intervals
+        )
         return f"{words} ({self.note})" if self.note else words
 
 
@@ -161,7 +163,7 @@ def declarations(kind: type) -> dict[str, tuple[Any, Range | None]]:
     for parent in reversed(kind.__mro__):
         if dataclasses.is_dataclass(parent):
             hints = typing.get_type_hints(parent, include_extras=True)
-            ranges |= {name: found for name, hint in hints.items() if (found := _range_of(hint)) is not None}
+            ranges |= {name: limits for name, hint in hints.items() if (limits := _range_of(hint)) is not None}
     types = typing.get_type_hints(kind)
     return {f.name: (types[f.name], ranges.get(f.name)) for f in dataclasses.fields(kind)}
 
@@ -210,7 +212,7 @@ def fits(value: Any, kind: Any) -> bool:
     kind = _plain(kind)
     origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return any(fits(value, one) for one in inner)
+        return any(fits(value, member) for member in inner)
     if origin is typing.Literal:
         return value in inner
     if origin in _LISTS:
@@ -219,8 +221,8 @@ def fits(value: Any, kind: Any) -> bool:
             return False
         return all(map(fits, value, inner if fixed and inner else itertools.repeat(inner[0] if inner else Any)))
     if origin in (dict, Mapping):
-        key, one = inner or (Any, Any)
-        return isinstance(value, Mapping) and all(fits(k, key) and fits(v, one) for k, v in value.items())
+        key, item = inner or (Any, Any)
+        return isinstance(value, Mapping) and all(fits(k, key) and fits(v, item) for k, v in value.items())
     if origin in WORDS:
         return isinstance(value, (int, float) if origin is float else origin) and isinstance(value, bool) == (
             origin is bool
@@ -278,20 +280,20 @@ def check_value(value: Any, kind: Any, declared: Range | None, what: str) -> Non
     if typing.get_origin(kind) in (list, Sequence):
         if not isinstance(value, list | tuple):
             raise ValueError(f"{what}: got {short_repr(value)}, expected a list")
-        for one in value:
-            check_value(one, typing.get_args(kind)[0], declared, what)
+        for item in value:
+            check_value(item, typing.get_args(kind)[0], declared, what)
         return
     if typing.get_origin(kind) is dict:
         simple = str | int | float  # bool is an int
         if not isinstance(value, Mapping) or not all(
-            isinstance(key, str) and isinstance(one, simple) for key, one in value.items()
+            isinstance(key, str) and isinstance(item, simple) for key, item in value.items()
         ):
             raise ValueError(f"{what}: got {short_repr(value)}, expected keys with texts, numbers, true or false")
-        for key, one in value.items():
+        for key, item in value.items():
             check_value(key, str, declared, what)
-            numbers = ANY_NUMBER if isinstance(one, float) else WHOLE
+            numbers = ANY_NUMBER if isinstance(item, float) else WHOLE
             check_value(
-                one, type(one), declared if isinstance(one, str) else numbers, f"{what}.{short_repr(key)[1:-1]}"
+                item, type(item), declared if isinstance(item, str) else numbers, f"{what}.{short_repr(key)[1:-1]}"
             )
         return
     accepted = (int, float) if kind is float else kind
@@ -309,7 +311,7 @@ def _plain(hint: Any) -> Any:
 def _range_of(hint: Any) -> Range | None:
     """The range in the metadata of a type."""
     metadata = typing.get_args(hint)[1:] if typing.get_origin(hint) is typing.Annotated else ()
-    return next((one for one in metadata if isinstance(one, Range)), None)
+    return next((entry for entry in metadata if isinstance(entry, Range)), None)
 
 
 @cache

@@ -87,14 +87,14 @@ def with_preset(kind: type, section: Mapping[str, Any], where: str, policy: str 
     if not isinstance(algorithm, Mapping):
         return dict(section)
     settings = preset_settings(kind, str(algorithm.get("preset", Algorithm.preset)), where)
-    asked = policy or (sampling.get("policy", "") if isinstance(sampling, Mapping) else "")
-    if asked and "sampling" in settings and asked != settings["sampling"].get("policy", "transitions"):
+    requested = policy or (sampling.get("policy", "") if isinstance(sampling, Mapping) else "")
+    if requested and "sampling" in settings and requested != settings["sampling"].get("policy", "transitions"):
         del settings["sampling"]
     changed = dict(section)
     for part, values in settings.items():
-        own = section.get(part, {})
-        if isinstance(own, Mapping):
-            changed[part] = values | dict(own)
+        stated = section.get(part, {})
+        if isinstance(stated, Mapping):
+            changed[part] = values | dict(stated)
     return changed
 
 
@@ -184,24 +184,24 @@ def undecided_settings(section: Mapping[str, Any], prefix: str = "") -> dict[str
     These are values that begin with ``???``, or that contain such a one, and all entries of a section ``undecided``,
     which holds settings of another project that no setting of ours stands for.
     """
-    found: dict[str, str] = {}
+    undecided: dict[str, str] = {}
     for key, value in section.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
             if name == "undecided":
-                found |= {
+                undecided |= {
                     f"{name}.{inner}": reason if isinstance(reason, str) else short_repr(reason)
                     for inner, reason in value.items()
                 }
             else:
-                found |= undecided_settings(value, f"{name}.")
+                undecided |= undecided_settings(value, f"{name}.")
             continue
         several = value if isinstance(value, list) else [value]
-        words = [one for one in several if isinstance(one, str) and one.startswith(UNDECIDED)]
-        texts = [one.removeprefix(UNDECIDED).strip() for one in words]
+        words = [item for item in several if isinstance(item, str) and item.startswith(UNDECIDED)]
+        texts = [word.removeprefix(UNDECIDED).strip() for word in words]
         if texts:
-            found[name] = "; ".join(texts)
-    return found
+            undecided[name] = "; ".join(texts)
+    return undecided
 
 
 def drop_undecided(section: Mapping[str, Any], arguments: Sequence[str], where: str) -> dict[str, Any]:
@@ -310,7 +310,9 @@ def _merge(default: C, few: Any) -> C:
     """A configuration with those values that ``few`` has."""
     values = {f.name: getattr(few, f.name) for f in dataclasses.fields(few)}
     inner_values = {
-        name: _merge(getattr(default, name), one) for name, one in values.items() if dataclasses.is_dataclass(one)
+        name: _merge(getattr(default, name), section)
+        for name, section in values.items()
+        if dataclasses.is_dataclass(section)
     }
     return dataclasses.replace(cast(Any, default), **{**values, **inner_values})
 

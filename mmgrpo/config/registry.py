@@ -48,7 +48,7 @@ _OF_ALL = frozenset(
 
 def networks_of(scores: Iterable[str]) -> list[str]:
     """Names of the networks that scores (``NETWORK.SCORE``) are of, in one order on all ranks."""
-    return sorted({found[0] for score in scores if (found := re.match(r"\w+(?=\.)", score))})
+    return sorted({match[0] for score in scores if (match := re.match(r"\w+(?=\.)", score))})
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -103,7 +103,7 @@ class Block:
     def names(self) -> Mapping[str, Naming]:
         """Its parameters that name something."""
         known = {name: metadata_of(self.fn, name) for name in self.parameters}
-        return {name: one for name, found in known.items() for one in found if isinstance(one, Naming)}
+        return {name: naming for name, metadata in known.items() for naming in metadata if isinstance(naming, Naming)}
 
     @cached_property
     def needs(self) -> tuple[str, ...]:
@@ -112,12 +112,12 @@ class Block:
         if self.inputs is not None:
             return self.inputs
         parameters = inspect.signature(self.fn).parameters.values()
-        return tuple(one.name for one in parameters if one.default is one.empty and one.kind is not one.KEYWORD_ONLY)
+        return tuple(p.name for p in parameters if p.default is p.empty and p.kind is not p.KEYWORD_ONLY)
 
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         """The parameters that a user may set, by name."""
-        return {name: one for name, one in inspect.signature(self.fn).parameters.items() if name not in self.needs}
+        return {name: p for name, p in inspect.signature(self.fn).parameters.items() if name not in self.needs}
 
 
 TABLES: dict[str, list[dict[str, Block]]] = {}
@@ -248,9 +248,9 @@ class Bound:
 
     def names_of(self, kind: str) -> list[tuple[str, Naming]]:
         """The names in its parameters that are of a kind, and what is said of them."""
-        there = [(self._parameter(name), one) for name, one in self.block.names.items() if one.kind == kind]
-        each = [(value if isinstance(value, list | tuple) else [value], one) for value, one in there]
-        return [(str(name), one) for several, one in each for name in several if name]
+        there = [(self._parameter(name), naming) for name, naming in self.block.names.items() if naming.kind == kind]
+        each = [(value if isinstance(value, list | tuple) else [value], naming) for value, naming in there]
+        return [(str(name), naming) for several, naming in each for name in several if name]
 
     @property
     def gives(self) -> frozenset[str]:
@@ -269,33 +269,39 @@ class Bound:
     @property
     def rewards(self) -> tuple[float, float]:
         """The range of rewards that it can read; a bound that follows a schedule is left open."""
-        named = [self._parameter(one) if isinstance(one, str) else one for one in self.block.rewards]
-        low, high = (end if isinstance(one, Schedule) else one for one, end in zip(named, (-math.inf, math.inf)))
+        named = [self._parameter(bound) if isinstance(bound, str) else bound for bound in self.block.rewards]
+        low, high = (end if isinstance(bound, Schedule) else bound for bound, end in zip(named, (-math.inf, math.inf)))
         return low, high
 
     @property
     def schedules(self) -> dict[str, Schedule]:
         """The parameters that follow a schedule, as ``block.parameter``."""
         name = parse(self.text)[0]
-        return {f"{name}.{key}": one for parameter in self.parameters for key, one in self._schedules_of(parameter)}
+        return {
+            f"{name}.{key}": schedule
+            for parameter in self.parameters
+            for key, schedule in self._schedules_of(parameter)
+        }
 
     def _schedules_of(self, parameter: str) -> Iterator[tuple[str, Schedule]]:
         """The schedules of a parameter: its own, or those of the numbers of a mapping, as ``parameter.key``."""
         value = self.parameters[parameter]
-        numbers = {f"{parameter}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {}
-        yield from ((key, one) for key, one in (numbers or {parameter: value}).items() if isinstance(one, Schedule))
+        numbers = {f"{parameter}.{key}": number for key, number in value.items()} if isinstance(value, dict) else {}
+        yield from (
+            (key, number) for key, number in (numbers or {parameter: value}).items() if isinstance(number, Schedule)
+        )
 
     def at(self, now: Now) -> Bound:
         """The same block with the numbers of its schedules at a time; itself if it has none."""
-        found: dict[str, Any] = {}
+        changed: dict[str, Any] = {}
         for parameter, value in self.parameters.items():
-            schedules = {key: one.at(now) for key, one in self._schedules_of(parameter)}
+            schedules = {key: schedule.at(now) for key, schedule in self._schedules_of(parameter)}
             if schedules and isinstance(value, dict):
-                found[parameter] = {key: schedules.get(f"{parameter}.{key}", one) for key, one in value.items()}
+                changed[parameter] = {key: schedules.get(f"{parameter}.{key}", item) for key, item in value.items()}
             elif schedules:
                 number = schedules[parameter]
-                found[parameter] = round(number) if is_whole(self.block.fn, parameter) else number
-        return replace(self, parameters={**self.parameters, **found}) if found else self
+                changed[parameter] = round(number) if is_whole(self.block.fn, parameter) else number
+        return replace(self, parameters={**self.parameters, **changed}) if changed else self
 
 
 def _is(given: Any, wanted: Any) -> bool:
@@ -341,7 +347,7 @@ def _literal(node: ast.expr) -> Any:
 def _read(value: Any, what: str) -> Any:
     """A value with the schedules that its calls stand for."""
     if isinstance(value, dict):
-        return {key: _read(one, f"{what}.{key}") for key, one in value.items()}
+        return {key: _read(item, f"{what}.{key}") for key, item in value.items()}
     return of_call(value, what) if isinstance(value, ast.Call) else value
 
 
@@ -361,9 +367,9 @@ def bind(text: str, table: Mapping[str, Block], what: str, scheduled: bool = Fal
             raise ValueError(f"{what}: '{name}' needs the parameter '{parameter}', e.g. {name}({parameter}=...)")
     for parameter, value in parameters.items():
         place = f"{what}: {parameter} of {name}"
-        for one in (value.values() if isinstance(value, dict) else [value]) if not scheduled else ():
-            if isinstance(one, Schedule):
-                raise ValueError(f"{place}: got {one.text}, expected one value for the whole run")
+        for number in (value.values() if isinstance(value, dict) else [value]) if not scheduled else ():
+            if isinstance(number, Schedule):
+                raise ValueError(f"{place}: got {number.text}, expected one value for the whole run")
         parameters[parameter] = check_scheduled(row.fn, parameter, value, place)
     for parameter, inner in row.inner.items():
         bind(parameters.get(parameter, row.parameters[parameter].default), inner, f"{what}: {parameter} of {name}")
@@ -376,8 +382,8 @@ def _refuse_moot(bound: Bound, what: str) -> None:
     """ValueError for a parameter that needs another of its block (``needs`` in its annotation) which is not in use."""
     values, fn = bound.settings, bound.block.fn
     given = [name for name in bound.parameters if values[name] not in (*UNSET, bound.block.parameters[name].default)]
-    asked = [(name, need) for name in given for need in metadata_of(fn, name) if isinstance(need, Needs)]
-    unmet = [(name, need) for name, need in asked if need.is_met(values, ()) is False]
+    needs = [(name, need) for name in given for need in metadata_of(fn, name) if isinstance(need, Needs)]
+    unmet = [(name, need) for name, need in needs if need.is_met(values, ()) is False]
     refuse([Moot(f"{what}: {name}", values[name], need, values) for name, need in unmet])
 
 
@@ -407,9 +413,9 @@ def refuse_unknown(where: str, kind: str, name: str, known: Collection[str]) -> 
 def bind_several(texts: Sequence[str], table: Mapping[str, Block], what: str) -> tuple[Bound, ...]:
     """``bind_scheduled`` of the blocks of a line; ValueError for two of which one stands alone (``Block.single``)."""
     bounds = tuple(bind_scheduled(text, table, what) for text in texts)
-    for one in bounds:
-        alike = [other for other in bounds if one.block.single == "line" or other.block is one.block]
-        if one.block.single and len(alike) > 1:
+    for bound in bounds:
+        alike = [other for other in bounds if bound.block.single == "line" or other.block is bound.block]
+        if bound.block.single and len(alike) > 1:
             raise ValueError(f"{what}: got {' and '.join(other.text for other in alike)}, expected one of them")
     return bounds
 
@@ -422,9 +428,9 @@ def bind_scheduled(text: str, table: Mapping[str, Block], what: str) -> Bound:
 def check_scheduled(function: Callable[..., Any], parameter: str, value: Any, what: str) -> Any:
     """``check_parameter`` of a value, or of all values of a schedule; of a mapping with schedules, of each of its own
     values."""
-    if isinstance(value, dict) and any(isinstance(one, Schedule) for one in value.values()):
-        for key, one in value.items():
-            for level in one.levels if isinstance(one, Schedule) else [one]:
+    if isinstance(value, dict) and any(isinstance(item, Schedule) for item in value.values()):
+        for key, item in value.items():
+            for level in item.levels if isinstance(item, Schedule) else [item]:
                 check_parameter(function, parameter, {key: level}, what)
         return value
     if not isinstance(value, Schedule):

@@ -252,11 +252,11 @@ class Schedule:
             low = given.get("least", 1.0 if self.name == "guidance" else 0.0)
             return [float(bound) for bound in (given["start"], low, given["most"]) if math.isfinite(bound)]
         numbers = [*self.arguments, *self.named.values()]
-        flat = [one for number in numbers for one in (number if isinstance(number, tuple) else (number,))]
-        whole = [1, *(one for one in flat if isinstance(one, int))]
-        joints = {0, sum(whole), sum(whole[1:]), *(max(0, one + side) for one in whole for side in (-1, 0, 1))}
+        flat = [item for number in numbers for item in (number if isinstance(number, tuple) else (number,))]
+        whole = [1, *(item for item in flat if isinstance(item, int))]
+        joints = {0, sum(whole), sum(whole[1:]), *(max(0, count + side) for count in whole for side in (-1, 0, 1))}
         if self.name == "dip":
-            joints |= {share * one for one in whole for share in (0.3, *flat) if 0 < share < 1}
+            joints |= {share * count for count in whole for share in (0.3, *flat) if 0 < share < 1}
         return sorted({self.at(Now(step, 1)) for step in joints})  # type: ignore[arg-type]
 
 
@@ -285,8 +285,8 @@ def schedules_of(*recipes: Any) -> dict[str, Schedule]:
     schedules: dict[str, Schedule] = {}
     for recipe in recipes:
         of_recipe: dict[str, Schedule] = {}
-        for one in dataclasses.fields(recipe):
-            value = getattr(recipe, one.name)
+        for f in dataclasses.fields(recipe):
+            value = getattr(recipe, f.name)
             parts = value if isinstance(value, tuple) else (value,)
             for part in parts:
                 for name, schedule in (part.schedules if isinstance(part, Scheduled) else {}).items():
@@ -309,8 +309,8 @@ def of_call(node: ast.Call, what: str) -> Schedule:
     name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
     if name not in known:
         raise ValueError(f"{what}: unknown schedule '{name}' in {short_repr(text)}.{nearest(name, known)}")
-    arguments = tuple(ast.literal_eval(one) for one in node.args)
-    named = {str(one.arg): ast.literal_eval(one.value) for one in node.keywords}
+    arguments = tuple(ast.literal_eval(argument) for argument in node.args)
+    named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
     try:
         bound = _signature(name).bind(None, None, *arguments, **named)
     except TypeError as error:
@@ -340,7 +340,7 @@ def _signature(name: str) -> inspect.Signature:
 
 
 def _parameters(name: str) -> str:
-    return ", ".join(str(one).split(":")[0] for one in [*_signature(name).parameters.values()][2:])
+    return ", ".join(str(parameter).split(":")[0] for parameter in [*_signature(name).parameters.values()][2:])
 
 
 def read(text: str, what: str) -> Schedule | None:
@@ -366,12 +366,12 @@ def at(value: T, now: Now) -> T:
     if _resolvable(type(value)):
         return changed.at(now)
     if isinstance(value, tuple):
-        parts = tuple(at(one, now) for one in value)
+        parts = tuple(at(part, now) for part in value)
         changed = value if all(a is b for a, b in zip(parts, value, strict=True)) else parts
         return changed
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        new = {name: at(one, now) for name, one in fields.items()}
+        new = {name: at(part, now) for name, part in fields.items()}
         if any(new[name] is not fields[name] for name in fields):
             return dataclasses.replace(value, **new)  # type: ignore[return-value]
     return value
@@ -380,11 +380,11 @@ def at(value: T, now: Now) -> T:
 def of_settings(config: Any) -> dict[str, Schedule]:
     """The schedules of ``config.schedules``, each ``setting=schedule``, by setting; ValueError for a setting that may
     not follow one, or that the model family does not have, and for a value outside of its range."""
-    found: dict[str, Schedule] = {}
+    schedules: dict[str, Schedule] = {}
     for text in config.schedules:
         name, _, value = (part.strip() for part in text.partition("="))
         schedule = read(value, f"schedules: {name}")
-        if name not in SETTINGS or name in found:
+        if name not in SETTINGS or name in schedules:
             raise ValueError(f"schedules: {short_repr(text)}: got '{name}' twice, or unknown.{nearest(name, SETTINGS)}")
         if schedule is None:
             raise ValueError(f"schedules: {name}: got {short_repr(value)}, expected a schedule, e.g. linear(1, 2, 100)")
@@ -395,8 +395,8 @@ def of_settings(config: Any) -> dict[str, Schedule]:
         for level in schedule.levels:
             number = round(level) if kinds[key][0] is int else level
             check_value(number, *kinds[key], f"schedules: {name}: {schedule.text}")
-        found[name] = schedule
-    return found
+        schedules[name] = schedule
+    return schedules
 
 
 def move_schedules(section: Mapping[str, Any], arguments: Sequence[str], take: Any) -> tuple[dict[str, Any], list[str]]:
@@ -408,7 +408,7 @@ def move_schedules(section: Mapping[str, Any], arguments: Sequence[str], take: A
         part, _, key = name.partition(".")
         inside = section.get(part)
         option = "--" + name.replace("_", "-")
-        spelled = next((one for one in (option, f"--{name}") if take(arguments, one)[0]), option)
+        spelled = next((form for form in (option, f"--{name}") if take(arguments, form)[0]), option)
         given, rest = take(arguments, spelled)
         value = given or (inside.get(key) if isinstance(inside, dict) else "")
         schedule = read(value, name) if isinstance(value, str) else None

@@ -548,16 +548,16 @@ class Engine:
         """The servers of a process, which share the prompts of a round; with ``max_staleness`` for each of as many
         rounds, of which a server draws one at a time. ValueError for a number that the rounds cannot share."""
         most = max(1, self.max_staleness)
-        own = self.url[process::processes] or [self.url[process % len(self.url)]]
+        urls = self.url[process::processes] or [self.url[process % len(self.url)]]
         if len(self.url) == most:
-            own = self.url
-        if len(own) % most:
+            urls = self.url
+        if len(urls) % most:
             raise ValueError(
                 f"rollout.url: got {len(self.url)} servers for {processes} processes with rollout.max_staleness="
                 f"{self.max_staleness}, expected {most} in all, or {most} or a multiple for each process, since a "
                 "server draws one round at a time"
             )
-        return [own[first::most] for first in range(most)]
+        return [urls[first::most] for first in range(most)]
 
     def check(self, processes: int = 1) -> None:
         """ValueError for settings that have no effect together, or that so many processes cannot share."""

@@ -106,8 +106,8 @@ def ask(movers: Sequence[Mover], kind: str, random: np.random.Generator) -> Ques
     if len(movers) < 2 or movers[0].first == movers[1].first:
         return None
     early, late = sorted(movers, key=lambda mover: mover.first)
-    one, other = (early, late) if random.random() < 0.5 else (late, early)
-    return Question(kind, f"which comes first, the {one.name} or the {other.name}?", early.name, late.name)
+    first, second = (early, late) if random.random() < 0.5 else (late, early)
+    return Question(kind, f"which comes first, the {first.name} or the {second.name}?", early.name, late.name)
 
 
 def prompts(split: str, count: int, seed: int = 0) -> list[Prompt]:

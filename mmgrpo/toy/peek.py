@@ -86,7 +86,7 @@ def prompts(split: str, count: int, seed: int = 0) -> list[Prompt]:
     """``count`` questions about overviews of a split; ``meta`` has the ``tiles`` and which is ``asked`` for."""
     made = []
     for number, (tiles, question) in zip(range(count), question_stream(content, ask, ("pattern",), split, seed)):
-        meta = {"tiles": [list(one) for one in tiles], "asked": [colour for colour, _ in tiles].index(question.about)}
+        meta = {"tiles": [list(tile) for tile in tiles], "asked": [colour for colour, _ in tiles].index(question.about)}
         turn = Turn("user", (Media("image", image(overview(whole(tiles)))), question.text))
         made.append(Prompt(question.text, f"{split}-peek-{seed}-{number:05d}", question.answer, "exact", meta, (turn,)))
     return made

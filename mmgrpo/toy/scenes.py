@@ -160,7 +160,7 @@ _SENTENCES = (
 
 def parse(sentence: str) -> Scene:
     """The scene of a sentence; a ValueError for any sentence that ``text`` does not produce."""
-    two, word, one = (pattern.fullmatch(sentence.strip().lower()) for pattern in _SENTENCES)
+    two, word, single = (pattern.fullmatch(sentence.strip().lower()) for pattern in _SENTENCES)
     places = {phrase: place for place, phrase in _PHRASES.items()}
     scene = None
     if two:
@@ -169,8 +169,8 @@ def parse(sentence: str) -> Scene:
         scene = Scene(things, "" if joint == "and" else joint)
     elif word:
         scene = Scene((Thing(1, word[2], word[1]),), places.get(word[3], ""))
-    elif one:
-        scene = Scene((Thing(COUNTS.index(one[1]) + 1, one[2], one[3]),), places.get(one[4], ""))
+    elif single:
+        scene = Scene((Thing(COUNTS.index(single[1]) + 1, single[2], single[3]),), places.get(single[4], ""))
     if scene is None or text(scene) != sentence.strip().lower():
         raise ValueError(f"got '{sentence}', expected a sentence such as 'a red circle left of a blue square'")
     return scene
@@ -179,7 +179,7 @@ def parse(sentence: str) -> Scene:
 @cache
 def scenes(kind: str) -> tuple[Scene, ...]:
     """All scenes of a kind, in a fixed order."""
-    kinds = {"one": _ones, "many": _manys, "mixed": _mixed, "relation": _relations, "word": _words}
+    kinds = {"one": _ones, "many": _manys, "mixed": _mixed_counts, "relation": _relations, "word": _words}
     if kind not in kinds:
         raise ValueError(f"unknown kind of scene '{kind}'; expected one of {', '.join(kinds)}")
     return tuple(kinds[kind]())
@@ -202,7 +202,7 @@ def _pairs() -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
             yield (colours[0], shapes[0]), (colours[1], shapes[1])
 
 
-def _mixed() -> Iterator[Scene]:
+def _mixed_counts() -> Iterator[Scene]:
     for first, second in _pairs():
         yield from (Scene((Thing(count, *first), Thing(1, *second))) for count in (1, 2))
 

@@ -62,7 +62,7 @@ def article(word: str) -> str:
     return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
 
 
-def divided(words: Sequence[str], random_: random.Random) -> dict[str, list[str]]:
+def divide(words: Sequence[str], random_: random.Random) -> dict[str, list[str]]:
     """Words by file, in the ``SHARES``."""
     words = list(words)
     random_.shuffle(words)
@@ -77,12 +77,12 @@ def questions(random_: random.Random) -> dict[str, dict[str, list[tuple[str, str
     """File to kind to pairs of question and answer; of reviews equally many of both answers."""
     made: dict[str, dict[str, list[tuple[str, str]]]] = {file: {} for file in SHARES}
     for answer, words in THINGS.items():
-        for file, chosen in divided(words.split(), random_).items():
+        for file, chosen in divide(words.split(), random_).items():
             rows = [(f"Is {article(word)} an animal, a plant or a tool?", answer) for word in chosen]
             made[file].setdefault("thing", []).extend(rows)
-    subjects = divided(SUBJECTS.split(), random_)
+    subjects = divide(SUBJECTS.split(), random_)
     for answer, words in REVIEWS.items():
-        for file, chosen in divided(words.split("|"), random_).items():
+        for file, chosen in divide(words.split("|"), random_).items():
             pairs = [(subject, said) for subject in subjects[file] for said in chosen]
             random_.shuffle(pairs)
             rows = [

@@ -187,13 +187,13 @@ def batch(model: Any, args: Args, random: np.random.Generator) -> tuple[dict[str
             if ids[place : place + 2] == [begin, assistant]:
                 stop = ids.index(end, place) + 1
                 labels[row, place + 2 : stop] = read.ids[row, place + 2 : stop]
-    patches = [one for media in read.media for one in media]
+    patches = [medium for media in read.media for medium in media]
     return {
         "input_ids": read.ids,
         "attention_mask": read.real.long(),
         "position_ids": read.positions.permute(1, 0, 2),
-        "pixel_values": torch.cat([one.patches for one in patches]),
-        "image_grid_thw": torch.tensor([one.grid for one in patches]),
+        "pixel_values": torch.cat([medium.patches for medium in patches]),
+        "image_grid_thw": torch.tensor([medium.grid for medium in patches]),
     }, labels
 
 
@@ -265,9 +265,9 @@ def measure(args: Args, turns: int, split: str = "heldout", count: int = 400) ->
 
     tools: Any = {"tools": [Peek], "turns": turns, "max_tokens": 96, "evaluation_temperature": 1.0}
     policy = vlm.policy(str(args.output), device="cpu", **tools)
-    asked = prompts(split, count)
-    outputs = policy.sample(Request(asked, [*range(count)], 1, args.seed))
-    return float(np.mean(task(asked, outputs)))
+    questions = prompts(split, count)
+    outputs = policy.sample(Request(questions, [*range(count)], 1, args.seed))
+    return float(np.mean(task(questions, outputs)))
 
 
 def main() -> None:

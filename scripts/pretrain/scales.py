@@ -104,7 +104,7 @@ def fit(images: Float[Tensor, "N 3 32 32"], args: Args, enlarger: Any, random: t
     table, features, codes = made.codebook.weight.data.zero_(), features_of(images), []
     for scale, rows in enumerate(table.split(sizes)):
         channels = slice(48, 51) if scale < len(SCALES) - 1 else slice(0, 48)
-        left = features - sum(made.contribution(*one).detach() for one in enumerate(codes))
+        left = features - sum(made.contribution(*pair).detach() for pair in enumerate(codes))
         values = nn.functional.interpolate(left, (SCALES[scale],) * 2, mode="area")[:, channels]
         rows[:, channels] = centres(values.permute(0, 2, 3, 1).flatten(0, 2), len(rows), random)
         codes = encode(made, images, sizes, scale + 1)
@@ -146,7 +146,7 @@ def train(args: Args) -> None:
     network: Any = of_diffusers(NextScaleTransformer)(
         SCALES, sum(sizes), 51, len(names), args.width, args.layers, heads=4, inner=2 * args.width
     )
-    print(f"{sum(one.numel() for one in network.parameters()):,} parameters")
+    print(f"{sum(p.numel() for p in network.parameters()):,} parameters")
     random = stream(args.seed, "pretrain")
 
     def loss() -> Tensor:

@@ -94,7 +94,7 @@ def write_sky(folder: Path, files: dict[int, bytes]) -> int:
     for section in range(len(SOUNDS)):
         for number, text in enumerate(section_texts(files[60600 + section])):
             texts[4096 * section + number] = text
-        for number, animation in spoken(files[60400 + section]):
+        for number, animation in texts_of_calls(files[60400 + section]):
             animations.setdefault(number, set()).add(animation)
     capitalized = {word for text in texts.values() for word in re.findall(r"(?<=[a-z,] )[A-Z][a-z]+", text)}
     names = NAMES | {word.upper() for word in capitalized}
@@ -137,7 +137,7 @@ def code_table() -> dict[str, str]:
     return codes
 
 
-def spoken(script: bytes) -> Iterator[tuple[int, int]]:
+def texts_of_calls(script: bytes) -> Iterator[tuple[int, int]]:
     """Number of the text and animation of every call of a function that speaks."""
     words = struct.unpack(f"<{len(script) // 2}H", script[: len(script) // 2 * 2])
     for at in range(len(words) - 6):

@@ -61,7 +61,7 @@ def store(run: Path, folder: Path) -> None:
     summary = (
         json.loads(finished.read_text("utf-8")) if finished.is_file() else summary_of(config, rows, evaluations, last)
     )
-    (folder / "summary.json").write_text(json.dumps(rounded(summary), indent=1) + "\n", "utf-8")
+    (folder / "summary.json").write_text(json.dumps(round_numbers(summary), indent=1) + "\n", "utf-8")
     for moment, title in (("before", "before"), ("after", last)):
         lines = (run / "samples" / f"{title}.jsonl").read_text("utf-8").splitlines()[:SAMPLES]
         samples = [json.loads(line) for line in lines]
@@ -95,15 +95,15 @@ def is_plotted(name: str) -> bool:
 def write_rows(path: Path, rows: list[Any]) -> None:
     """JSON, one object a line, in a folder that is made where there is none."""
     path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(f"{json.dumps(rounded(row), separators=(',', ':'))}\n" for row in rows), "utf-8")
+    path.write_text("".join(f"{json.dumps(round_numbers(row), separators=(',', ':'))}\n" for row in rows), "utf-8")
 
 
-def rounded(value: Any) -> Any:
+def round_numbers(value: Any) -> Any:
     """A JSON value with its numbers rounded to four significant digits."""
     if isinstance(value, dict):
-        return {name: rounded(one) for name, one in value.items()}
+        return {name: round_numbers(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [rounded(one) for one in value]
+        return [round_numbers(item) for item in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 

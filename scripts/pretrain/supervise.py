@@ -90,8 +90,8 @@ def train(args: Args, config: Config, seconds: float, folder: Path) -> int:
             chosen, waiting = [prompts[number] for number in waiting[: args.batch]], waiting[args.batch :]
             media = [model.encode([prompt]).media[0][0] for prompt in chosen]
             shown = [
-                (one.patches, one.grid, one.seconds, [(prompt.text, f"<answer> {prompt.answer} </answer>")])
-                for one, prompt in zip(media, chosen, strict=True)
+                (medium.patches, medium.grid, medium.seconds, [(prompt.text, f"<answer> {prompt.answer} </answer>")])
+                for medium, prompt in zip(media, chosen, strict=True)
             ]
             rate = args.lr * min(1.0, (steps + 1) / 5) * (1 - elapsed / seconds)
             vlm.learn(network, optimizer, rate, batches.tensors(shown))
@@ -124,7 +124,7 @@ def compare(run: Path, config: Config) -> dict[str, Any]:
         accelerator=Accelerator(cpu=True),
         title="evaluate supervised",
     )
-    supervised = samples.means([one.name for one in rewards])
+    supervised = samples.means([reward.name for reward in rewards])
     before, after = (
         Evaluation(json.loads((run / "evaluations" / f"{title}.json").read_text())["values"])
         for title in ("before", "after")

@@ -89,8 +89,8 @@ def conversation(content: Any, video: bool, turns: int, random: Any) -> list[tup
     from mmgrpo.toy import clips, questions
 
     kinds, ask = (clips.KINDS, clips.ask) if video else (questions.KINDS, questions.ask)
-    asked = [ask(content, kind, random) for kind in random.choice(kinds, turns).tolist()]
-    pairs = {question.text: f"<answer> {question.answer} </answer>" for question in asked if question}
+    candidates = [ask(content, kind, random) for kind in random.choice(kinds, turns).tolist()]
+    pairs = {question.text: f"<answer> {question.answer} </answer>" for question in candidates if question}
     description = _clip_description(content) if video else _image_description(content)
     return [*pairs.items(), (f"what is in the {'clip' if video else 'picture'}?", description)]
 
@@ -166,7 +166,7 @@ class Batches:
             "input_ids": ids,
             "attention_mask": real,
             "position_ids": torch.stack(
-                [torch.nn.functional.pad(one, (0, longest - one.shape[1])) for one in positions], 1
+                [torch.nn.functional.pad(position, (0, longest - position.shape[1])) for position in positions], 1
             ),
         }
         if grids[0]:

@@ -176,7 +176,7 @@ def test_links_are_those_of_the_text_and_not_of_listings() -> None:
 
 def test_a_listing_with_a_name_has_it_as_title() -> None:
     def shown(line: str) -> str:
-        return hooks.FENCE.sub(hooks.titled, line)
+        return hooks.FENCE.sub(hooks.add_title, line)
 
     assert shown("```python runnable my_rewards.py") == '```python title="my_rewards.py"'
     assert shown("```yaml recipes/a.yaml") == '```yaml title="recipes/a.yaml"'
@@ -185,7 +185,7 @@ def test_a_listing_with_a_name_has_it_as_title() -> None:
 
 
 def test_a_formula_is_drawn_in_the_colour_of_the_text_and_read_aloud() -> None:
-    drawn = hooks.drawn(r"x_i < \frac{1}{2}")
+    drawn = hooks.draw_formula(r"x_i < \frac{1}{2}")
     assert drawn.startswith('<svg class="math" role="img" aria-label="x_i &lt; \\frac{1}{2}"')
     width, height = (float(size) for size in re.findall(r"(?:width|height):([\d.]+)em", drawn))
     assert 2 < width < 5 and 0.8 < height < 3
@@ -196,6 +196,6 @@ def test_every_formula_of_the_documentation_can_be_drawn() -> None:
     count = 0
     for page in PAGES.values():
         for formula in (*hooks.DISPLAYED.findall(page), *hooks.INLINE.findall(page)):
-            assert "<path d=" in hooks.drawn(hooks.display(formula))
+            assert "<path d=" in hooks.draw_formula(hooks.display(formula))
             count += 1
     assert count > 40

@@ -9,7 +9,7 @@ import pytest
 
 from docs.site import papers as site
 from docs.site import settings, tables
-from docs.site.markdown import escaped, grid, sentence
+from docs.site.markdown import escape_cell, grid, sentence
 from mmgrpo.catalogue.papers import STATUS, Paper, papers
 from mmgrpo.cli.explain import settings_of
 from mmgrpo.config.presets import BASE, CATALOGUE
@@ -41,12 +41,12 @@ def test_every_table_has_a_mark_on_one_page() -> None:
 
 def test_a_mark_of_no_table_is_refused_by_its_name() -> None:
     with pytest.raises(ValueError, match=r"'preset'.*presets"):
-        tables.filled("a\n\n<!-- table: preset -->\n")
+        tables.fill_tables("a\n\n<!-- table: preset -->\n")
 
 
 def test_a_table_stands_where_its_mark_stood() -> None:
-    assert tables.filled("a <!-- table: x -->") == "a <!-- table: x -->"
-    before, rest = tables.filled("a\n\n<!-- table: status of papers -->\n\nb").split("| status |")
+    assert tables.fill_tables("a <!-- table: x -->") == "a <!-- table: x -->"
+    before, rest = tables.fill_tables("a\n\n<!-- table: status of papers -->\n\nb").split("| status |")
     assert before == "a\n\n" and rest.endswith("|\n\nb") and all(f"\n| {word} | " in rest for word in STATUS)
 
 
@@ -87,7 +87,7 @@ def test_descriptions_of_many_kinds_are_the_commonest_one() -> None:
 
 def test_cells_are_text() -> None:
     assert grid(("a", "b"), [("x|y", "`<b>` <c> *")]) == "| a | b |\n| --- | --- |\n| x\\|y | `<b>` &lt;c> \\* |\n"
-    assert escaped("a\n b") == "a b"
+    assert escape_cell("a\n b") == "a b"
     assert (
         sentence("The form of Ziegler et al. is .5 of ``a``\nand b. More. And more.")
         == "The form of Ziegler et al. is .5 of `a` and b"

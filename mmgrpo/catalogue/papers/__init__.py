@@ -86,7 +86,7 @@ class Paper:
         return " ".join([self.id, self.title, self.source, *names, self.how, self.differs, self.missing]).lower()
 
 
-FIELDS = {one.name: str(one.type) for one in fields(Paper) if one.name not in ("id", "area")}
+FIELDS = {f.name: str(f.type) for f in fields(Paper) if f.name not in ("id", "area")}
 """Fields that a record may have, to their types as written above."""
 KINDS = {"str": str, "list": list, "Mapping": dict}
 
@@ -94,13 +94,13 @@ KINDS = {"str": str, "list": list, "Mapping": dict}
 @cache
 def papers() -> Mapping[str, Paper]:
     """All records by their id, area by area."""
-    found: dict[str, Paper] = {}
+    by_id: dict[str, Paper] = {}
     for area in AREAS:
         for paper in read(Path(__file__).with_name(f"{area}.yaml")):
-            if paper.id in found:
-                raise ValueError(f"papers: {paper.id} stands in {found[paper.id].area}.yaml and in {area}.yaml")
-            found[paper.id] = paper
-    return found
+            if paper.id in by_id:
+                raise ValueError(f"papers: {paper.id} stands in {by_id[paper.id].area}.yaml and in {area}.yaml")
+            by_id[paper.id] = paper
+    return by_id
 
 
 def read(path: Path) -> Iterator[Paper]:
