@@ -55,7 +55,7 @@ from mmgrpo.prompts.drawing import Sampling
 from mmgrpo.prompts.ledger import Ledger, TrainingPrompts, by_number, measured_before
 from mmgrpo.randomness import deterministic
 from mmgrpo.report import tracking
-from mmgrpo.report.run_record import GroupRecord, RunRecord, displayed
+from mmgrpo.report.run_record import GroupRecord, RunRecord, display_form
 from mmgrpo.requirements.blocks import of_algorithm, refuse_unmet, refuse_unread, requirements_of, traits_of
 from mmgrpo.requirements.policies import reads_answers
 from mmgrpo.requirements.rewards import refuse_ranges, refuse_start
@@ -428,7 +428,7 @@ def make_trainer(
     if config.rollout.engine != "policy" and owner and owner.engines:
         place = accelerator.num_processes, accelerator.process_index
         owner.engines.draw(owner, config, inputs.policy, str(accelerator.device), *place, run)
-    small = owner.displayed() if owner else displayed
+    small = owner.displayed() if owner else display_form
     ledger, known = started_ledger(config, sampling, splits, reward_scorers)
     if config.data.ledger and accelerator.is_main_process:
         print(f"data.ledger: rewards of {known} of {len(splits.train)} training prompts are known", flush=True)

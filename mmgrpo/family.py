@@ -155,9 +155,9 @@ def without_media(prompts: Sequence[Prompt]) -> list[Prompt]:
 
 def displayed_in_memory() -> Callable[[Media | Audio], PilImage | Sound]:
     """A thumbnail, a strip of frames, or a WAV file, of media in memory."""
-    from mmgrpo.report.run_record import displayed
+    from mmgrpo.report.run_record import display_form
 
-    return displayed
+    return display_form
 
 
 def nothing_more(config: Config, trainer: Trainer) -> dict[str, Any]:

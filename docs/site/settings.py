@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from docs.site.markdown import code, grid, sentence
-from mmgrpo.cli.settings_help import described
+from mmgrpo.cli.settings_help import descriptions
 from mmgrpo.config.conflicts import conflicts_of
 from mmgrpo.config.needs import needs_of
 from mmgrpo.config.plugins import load_object
@@ -46,7 +46,7 @@ def collect_settings() -> tuple[dict[str, dict[str, list[str]]], dict[str, Count
     about: dict[str, Counter[str]] = {}
 
     def walk(section: Any, prefix: str, family: str) -> None:
-        texts, declared = described(type(section)), needs_of(type(section))
+        texts, declared = descriptions(type(section)), needs_of(type(section))
         for field in dataclasses.fields(section):
             value, setting = getattr(section, field.name), prefix + field.name
             if dataclasses.is_dataclass(value):

@@ -137,8 +137,8 @@ def check(args: Args, write: Callable[[Mapping[str, Any]], None]) -> None:
     guesses = blind_scores(args.blind) if args.blind else {}
     problems = {place: row_problem(place, prompt) for place, prompt in rows if isinstance(prompt, ValueError)}
     tokens = []
-    for (place, prompt), sizes, given, found in zip(readable, measures, shown, compared, strict=True):
-        problem = media_problem(prompt, sizes) or media_problem(given, found) or equal_answers(prompt)
+    for (place, prompt), sizes, given, answer_sizes in zip(readable, measures, shown, compared, strict=True):
+        problem = media_problem(prompt, sizes) or media_problem(given, answer_sizes) or equal_answers(prompt)
         problem = problem or (task_problem(prompt) if args.check_tasks else None)
         problem = problem or row_problems(prompt, [*(reward for reward, _ in golds if args.check_tasks), *others])
         problem = problem or guessed_problem(prompt, guesses, args.blind_limit)
@@ -155,8 +155,8 @@ def check(args: Args, write: Callable[[Mapping[str, Any]], None]) -> None:
     print(f"{args.data}: {len(rows)} rows")
     keys = readers_of(prompts, args.reward)
     forms = unasked_forms(prompts, [reward for reward, _ in golds])
-    facts = [*statistics_of(prompts, measures, tokens), ("tokens", note), ("repeated", describe_repeats(prompts))]
-    facts += [*described(keys), *(("format", text) for text in forms)]
+    facts = [*statistics_of(prompts, measures, tokens), ("tokens", note), ("describe_repeats", describe_repeats(prompts))]
+    facts += [*describe_keys(keys), *(("format", text) for text in forms)]
     print("\n".join(definitions([(name, text) for name, text in facts if text], "  ")))
     ordered = {place: problems[place] for place, _ in rows if place in problems}
     print_problems(ordered)
@@ -225,7 +225,7 @@ def readers_of(prompts: Sequence[Prompt], rewards: Sequence[str]) -> dict[str, t
     return {key: (n, [name for name, read in readers.items() if read and key in read]) for key, n in ordered}
 
 
-def described(keys: Mapping[str, tuple[int, Sequence[str]]]) -> Iterator[tuple[str, str]]:
+def describe_keys(keys: Mapping[str, tuple[int, Sequence[str]]]) -> Iterator[tuple[str, str]]:
     """The keys of ``readers_of``, and what to do about those that nothing reads."""
     from mmgrpo.data.unread import HINT
 
@@ -263,12 +263,15 @@ def unasked_forms(prompts: Sequence[Prompt], rewards: Sequence[Scorer]) -> list[
     from mmgrpo.types import Text
 
     texts = [prompt.text + " ".join(str(part) for turn in prompt.turns for part in turn.parts) for prompt in prompts]
-    found = []
+    warnings = []
     for reward in rewards or ([scorer("task")] if any(prompt.task for prompt in prompts) else []):
         tried = [prompt for prompt in prompts if reward.name != "task" or prompt.task][:PROBED]
         means = {}
         for marks, form in FORMS.items():
-            answers = [one.answer[0] if isinstance(one.answer, list) and one.answer else one.answer for one in tried]
+            answers = [
+                prompt.answer[0] if isinstance(prompt.answer, list) and prompt.answer else prompt.answer
+                for prompt in tried
+            ]
             outputs = [Text(form.format("a" if answer is None else answer)) for answer in answers]
             try:
                 given = reward.fn(tried, outputs) if tried else []
@@ -276,7 +279,7 @@ def unasked_forms(prompts: Sequence[Prompt], rewards: Sequence[Scorer]) -> list[
             except ValueError:  # of a row, which is listed among the problems
                 break
             except Exception as error:
-                found.append(
+                warnings.append(
                     f"reward '{reward.name}' fails on a text ({in_words(error)}): only verifiers of texts are tried "
                     "here; leave out one of images, videos or audio"
                 )
@@ -288,12 +291,12 @@ def unasked_forms(prompts: Sequence[Prompt], rewards: Sequence[Scorer]) -> list[
         marks = next(marks for marks, mean in means.items() if mean == max(means.values()))
         if missing := [mark for mark in marks if not any(mark in text for text in texts)]:
             plain, best = means[()], means[marks]
-            found.append(
+            warnings.append(
                 f"reward '{reward.name}' gives right answers {best:.3g} in {' and '.join(marks)} and {plain:.3g} "
                 f"without, but no prompt mentions {' or '.join(missing)}: ask for it in the prompts, or by "
                 "data.system or data.template of the run"
             )
-    return found
+    return warnings
 
 
 def row_problem(place: str, error: ValueError) -> Skipped:
@@ -324,7 +327,7 @@ def equal_answers(prompt: Prompt) -> Skipped | None:
     from mmgrpo.data.media import Skipped
 
     same = len(prompt.answers) > 1 and all(
-        (one.text, one.media) == (prompt.answers[0].text, prompt.answers[0].media) for one in prompt.answers
+        (answer.text, answer.media) == (prompt.answers[0].text, prompt.answers[0].media) for answer in prompt.answers
     )
     return Skipped(prompt.id, "", "its answers are all the same; remove the row") if same else None
 
@@ -359,7 +362,7 @@ def blind_scores(path: str) -> dict[str, float]:
     """The mean reward without media of each prompt, by its id, from a file of mmgrpo evaluate."""
     try:
         rows = json.loads(Path(path).read_text(encoding="utf-8"))["values"]
-        values = {row["id"]: [v for one in row["blind"].values() for v in one if v is not None] for row in rows}
+        values = {row["id"]: [v for scores in row["blind"].values() for v in scores if v is not None] for row in rows}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"--blind {path}: got another content, expected values without media; write it with mmgrpo evaluate, of "
@@ -410,8 +413,8 @@ def gold_rewards(specs: Sequence[str]) -> list[tuple[Scorer, float]]:
             f"--reward {unfit[0]}: got a reward that cannot score one answer, expected a verifier of texts"
         )
     rewards = row_rewards(specs)
-    highs = [1.0 if one.manifest is None else one.manifest.high for one in rewards]
-    return [(one, high if math.isfinite(high) else -math.inf) for one, high in zip(rewards, highs, strict=True)]
+    highs = [1.0 if reward.manifest is None else reward.manifest.high for reward in rewards]
+    return [(reward, high if math.isfinite(high) else -math.inf) for reward, high in zip(rewards, highs, strict=True)]
 
 
 def row_rewards(specs: Sequence[str]) -> list[Scorer]:
@@ -424,9 +427,9 @@ def row_rewards(specs: Sequence[str]) -> list[Scorer]:
     try:
         with asked_once():
             made = scorers(specs, "cpu") if specs else []
-        for one in made:
-            if one.manifest is not None and (reason := obstacle(one.manifest)).startswith("needs"):
-                raise ValueError(f"rewards: '{one.name}' {reason}")
+        for reward in made:
+            if reward.manifest is not None and (reason := obstacle(reward.manifest)).startswith("needs"):
+                raise ValueError(f"rewards: '{reward.name}' {reason}")
     except (ValueError, RewardFailure) as error:
         raise ValueError(f"--reward: {error}") from error
     return made
@@ -446,7 +449,7 @@ def row_problems(prompt: Prompt, rewards: Sequence[Scorer]) -> Skipped | None:
     from mmgrpo.data.media import Skipped
     from mmgrpo.scoring.fitting import row_objection
 
-    reasons = [f"reward '{one.name}': {reason}" for one in rewards if (reason := row_objection(one, prompt))]
+    reasons = [f"reward '{reward.name}': {reason}" for reward in rewards if (reason := row_objection(reward, prompt))]
     return Skipped(prompt.id, "", reasons[0]) if reasons else None
 
 
@@ -504,7 +507,7 @@ SAME_SHAPE = 0.02
 def with_size(prompt: Prompt, measures: Sequence[Measure]) -> Prompt:
     """A row about places with the size of its medium, number ``meta.media``, as ``meta.size``. ValueError where it has
     a size of another shape; the size of a scaled copy is one of the same shape."""
-    visual = [(one.height, one.width) for one in measures if one.height and one.width]
+    visual = [(measure.height, measure.width) for measure in measures if measure.height and measure.width]
     if "media" in prompt.meta and isinstance(place := prompt.meta["media"], int) and place < len(measures):
         visual = [(measures[place].height, measures[place].width)]
     size = prompt.meta.get("size")
@@ -515,8 +518,10 @@ def with_size(prompt: Prompt, measures: Sequence[Measure]) -> Prompt:
         if converted or len(set(visual)) > 1:
             return prompt
         return replace(prompt, meta={**prompt.meta, "size": list(visual[0])})
-    known = isinstance(size, list) and len(size) == 2 and all(isinstance(one, int | float) and one > 0 for one in size)
-    if known and not any(same_shape(size, one) for one in visual):
+    known = (
+        isinstance(size, list) and len(size) == 2 and all(isinstance(side, int | float) and side > 0 for side in size)
+    )
+    if known and not any(same_shape(size, shape) for shape in visual):
         height, width = visual[0]
         swapped = "; these are [width, height], or of the image before its EXIF orientation" * same_shape(
             size[::-1], visual[0]
@@ -546,7 +551,7 @@ def best_value(
 
     texts = [Text(FORMS[form].format(answer), seen=seen) for answer in answers for form in forms]
     given = [float(value) for value in reward.fn([prompt] * len(texts), texts) if value is not None]
-    return max((one for one in given if not math.isnan(one)), default=math.nan) if given else None
+    return max((value for value in given if not math.isnan(value)), default=math.nan) if given else None
 
 
 def length_problem(
@@ -584,8 +589,10 @@ def counter(args: Args) -> tuple[Callable[[Prompt, Sequence[Measure]], int] | No
             return None, f"not counted: {error}"
 
     def count(prompt: Prompt, measures: Sequence[Measure]) -> int:
-        visual = [(media, one) for media, one in zip(prompt.media, measures, strict=True) if media.kind != "audio"]
-        return words(prompt) + sum(tokens_of(media, one, sizes) for media, one in visual)
+        visual = [
+            (media, measure) for media, measure in zip(prompt.media, measures, strict=True) if media.kind != "audio"
+        ]
+        return words(prompt) + sum(tokens_of(media, measure, sizes) for media, measure in visual)
 
     return (
         count,
@@ -601,7 +608,7 @@ def generator_check(path: str, most: int) -> Callable[[Prompt], None] | None:
     from pipelines.visual.tokenizers import word_check
 
     kind = architecture(locate(path))
-    family = next((one for one in FAMILIES.values() if kind in one.architectures), None)
+    family = next((candidate for candidate in FAMILIES.values() if kind in candidate.architectures), None)
     if family is None:
         return None
     return word_check(family.module, locate(path), most or family.sections.model.max_sequence_length)
@@ -644,18 +651,20 @@ def numbers_of(prompts: Sequence[Prompt], measures: Sequence[Sequence[Any]], tok
 
     kinds = Counter(media.kind for prompt in prompts for media in prompt.media)
     known = [
-        (media.kind, one)
+        (media.kind, measure)
         for prompt, sizes in zip(prompts, measures, strict=True)
-        for media, one in zip(prompt.media, sizes, strict=True)
-        if isinstance(one, Measure)
+        for media, measure in zip(prompt.media, sizes, strict=True)
+        if isinstance(measure, Measure)
     ]
-    sized = {kind: [one for name, one in known if name == kind] for kind in ("image", "video", "audio")}
+    sized = {kind: [measure for name, measure in known if name == kind] for kind in ("image", "video", "audio")}
     return {
         "media": dict(kinds),
         "tasks": dict(Counter(prompt.task for prompt in prompts if prompt.task)),
         "answers": sum(prompt.answer is not None for prompt in prompts),
-        "pixels": distribution([one.height * one.width for kind in ("image", "video") for one in sized[kind]]),
-        "seconds": distribution([one.seconds for kind in ("video", "audio") for one in sized[kind]]),
+        "pixels": distribution(
+            [measure.height * measure.width for kind in ("image", "video") for measure in sized[kind]]
+        ),
+        "seconds": distribution([measure.seconds for kind in ("video", "audio") for measure in sized[kind]]),
         "tokens": distribution(tokens),
     }
 
@@ -686,8 +695,8 @@ def sizes_of(measures: Sequence[Measure]) -> str:
     """The number of images or videos, and their sizes."""
     if not measures:
         return ""
-    sides = [side for one in measures for side in (one.height, one.width)]
-    area = statistics.median(one.height * one.width for one in measures)
+    sides = [side for measure in measures for side in (measure.height, measure.width)]
+    area = statistics.median(measure.height * measure.width for measure in measures)
     return f"{len(measures)}, sides from {min(sides)} to {max(sides)} pixels, median area {area / 1e6:.3g} megapixels"
 
 

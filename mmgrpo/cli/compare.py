@@ -63,15 +63,19 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def folders(patterns: Sequence[str]) -> list[Path]:
     """The folders that the words name, or match as patterns."""
-    found: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     for pattern in patterns:
         path = Path(pattern)
-        matched = [path] if path.is_dir() else sorted(one for one in path.parent.glob(path.name) if one.is_dir())
+        matched = (
+            [path] if path.is_dir() else sorted(folder for folder in path.parent.glob(path.name) if folder.is_dir())
+        )
         if not matched:
-            near = nearest(path.name, [one.name for one in path.parent.glob("*") if (one / "config.yaml").is_file()])
+            near = nearest(
+                path.name, [folder.name for folder in path.parent.glob("*") if (folder / "config.yaml").is_file()]
+            )
             raise FileNotFoundError(f"{pattern}: there is no such run folder.{near}")
-        found |= dict.fromkeys(matched)
-    return [*found]
+        paths |= dict.fromkeys(matched)
+    return [*paths]
 
 
 def read(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:

@@ -127,7 +127,7 @@ def compare(before: Sequence[Counts], after: Sequence[Counts]) -> dict[str, Any]
             for side in (before, after)
         ]
         rates[name] = compare_rates(*sides)
-    return {name: {key: one[key] for key in ("difference", "relative")} for name, one in rates.items() if one}
+    return {name: {key: rate[key] for key in ("difference", "relative")} for name, rate in rates.items() if rate}
 
 
 def _scores(
@@ -138,11 +138,11 @@ def _scores(
     from reward_models.rules.translation import corpus_interval
 
     scores: dict[str, Any] = {"clips": len(prompts)}
-    words = sum(one.words for one in counts)
+    words = sum(c.words for c in counts)
     if words:
         scores["wer"] = bootstrap_ratio([c.word_errors for c in counts], [c.words for c in counts]).as_dict()
         scores["cer"] = bootstrap_ratio([c.letter_errors for c in counts], [c.letters for c in counts]).as_dict()
-        scores |= {name: sum(one.errors[name] for one in counts) for name in KINDS.values()} | {"words": words}
+        scores |= {name: sum(c.errors[name] for c in counts) for name in KINDS.values()} | {"words": words}
     for name, parameters in map(parse, rewards):
         if name in SENTENCES:
             references = [gold_texts(prompt) for prompt in prompts]
@@ -175,17 +175,17 @@ def lines(corpus: Mapping[str, Any]) -> Iterator[str]:
     rows = {"all": corpus}
     rows |= {f"{name} {value}": part for name, parts in corpus["groups"].items() for value, part in parts.items()}
     cells = [
-        [title, str(one["clips"]), *(interval(one[name]) if name in one else "–" for name in names)]
-        for title, one in rows.items()
+        [title, str(part["clips"]), *(interval(part[name]) if name in part else "–" for name in names)]
+        for title, part in rows.items()
     ]
     yield from ("", *table(["all together (95 %)", "clips", *names], cells))
     if "wer" in corpus:
         kinds = ", ".join(f"{corpus[kind]:g} {kind}" for kind in KINDS.values())
         yield f"of {corpus['words']:g} words: {kinds}"
-    for name, one in corpus.get("difference", {}).items():
-        relative = "" if one["relative"] is None else f" ({one['relative']:+.1%})"
+    for name, rate in corpus.get("difference", {}).items():
+        relative = "" if rate["relative"] is None else f" ({rate['relative']:+.1%})"
         gain = style_text(
-            interval(one["difference"], "+"), *style(one["difference"], -1 if name in ("wer", "cer") else 1)
+            interval(rate["difference"], "+"), *style(rate["difference"], -1 if name in ("wer", "cer") else 1)
         )
         yield f"{name} against the other: {gain}{relative}, paired"
     if corpus["worst"]:

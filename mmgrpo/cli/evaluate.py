@@ -42,9 +42,9 @@ from mmgrpo.cli.sample import refuse_copies
 from mmgrpo.cli.source import (
     UNTRAINED,
     Source,
+    alias,
     config_of,
     load_weights,
-    named,
     prompts_of,
     read_source,
     refuse_no_prompts,
@@ -82,7 +82,7 @@ class Evaluate(Source):
     """Smallest reward at which a sample counts as passed."""
     blind: bool = True
     """Also evaluate with blank images and videos, if prompts have any."""
-    groups: Annotated[list[str], ANY_TEXT, named("--eval.groups")] = field(default_factory=list)
+    groups: Annotated[list[str], ANY_TEXT, alias("--eval.groups")] = field(default_factory=list)
     """Columns of the rows by whose values rewards and corpus scores are reported too, e.g. voice; by default those of
     eval.groups of the run, and for corpus scores columns with few values."""
     worst: Annotated[int, COUNT_OR_ZERO] = 10
@@ -133,7 +133,7 @@ def evaluate(args: Any, config: Config, model_family: Family, write: Callable[[M
     specs = args.rewards or (config.rewards if args.run else corpus.suitable(prompts, is_translation, config.rewards))
     accelerator = start(args)
     scoring = scorers(specs, str(accelerator.device))
-    directions = {one.name: math.copysign(1, one.weight) for one in scoring if one.weight}
+    directions = {scorer.name: math.copysign(1, scorer.weight) for scorer in scoring if scorer.weight}
     table, texts = measure(contestant, prompts, scoring, accelerator)
     counts = corpus.count(prompts, texts, specs)
     result: dict[str, Any] = {
@@ -211,10 +211,10 @@ def default_name(args: Any, model_family: Family) -> str:
     many as the run evaluates, and of a model without a run. Of others the name has what differs."""
     parts = ["evaluation"]
     if args.run:
-        own = run_config(args.run, model_family)
+        settings = run_config(args.run, model_family)
         if is_given(args):
             parts.append("prompts")
-        elif args.limit != own.eval.prompts or args.file != (own.data.heldout or args.file):
+        elif args.limit != settings.eval.prompts or args.file != (settings.data.heldout or args.file):
             parts += [re.sub(r"[^\w.-]+", "-", Path(args.file).stem)] + [str(args.limit)] * bool(args.limit)
         parts += [args.weights] * (args.weights != "model")
     return f"{'-'.join(parts)}.json"

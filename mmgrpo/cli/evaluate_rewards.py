@@ -78,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results[spec] = {
             "note": benchmark.protocol.note,
             "rewards": {name: evaluate(benchmark, values, args.seed) for name, values in scored.items()},
-            "attacks": {one.name: robustness(one, attacked, args.seed, args.batch_size) for one in judges if attacked},
+            "attacks": {
+                judge.name: robustness(judge, attacked, args.seed, args.batch_size) for judge in judges if attacked
+            },
             **compare(benchmark, scored, args.seed),
         }
     write_results(Path(args.output), results, scores)

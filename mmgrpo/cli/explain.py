@@ -135,7 +135,7 @@ def preset(name: str, named: Mapping[str, Mapping[str, Any]]) -> str:
         if table is None:
             parts.append(f"{mark} {line}: {', '.join(several)}")
         elif several and several != ["none"]:
-            parts += [f"{mark} {line}: {numbered(text, table)}\n{described(text, table)}" for text in several]
+            parts += [f"{mark} {line}: {with_defaults(text, table)}\n{description_of(text, table)}" for text in several]
         elif mark == "*":
             parts.append(f"{mark} {line}: none")
     return "\n".join(parts)
@@ -181,7 +181,9 @@ def settings_of(name: str) -> list[str]:
     for part, settings in sections.items():
         for key, value in settings.items():
             each = (
-                ", ".join(f"{one} ({process})" for process, one in value.items()) if isinstance(value, dict) else value
+                ", ".join(f"{setting} ({process})" for process, setting in value.items())
+                if isinstance(value, dict)
+                else value
             )
             texts.append(f"{part}.{key}={each}")
     return texts
@@ -203,8 +205,8 @@ def lacking(name: str) -> list[str]:
     config = build(kind, with_preset(kind, {"algorithm": {"preset": name}}, "explain"), "explain")
     recipe, loss = AdvantageRecipe.of(config.algorithm), LossRecipe.read(config.algorithm)
     has, _ = traits_of_run(config, owner, loss)
-    unmet = dict.fromkeys(one for _, _, one in requirements_of(recipe, loss) if one not in has)
-    return [f"{REQUIREMENTS[one].what} ({REQUIREMENTS[one].how})" for one in unmet]
+    unmet = dict.fromkeys(requirement for _, _, requirement in requirements_of(recipe, loss) if requirement not in has)
+    return [f"{REQUIREMENTS[requirement].what} ({REQUIREMENTS[requirement].how})" for requirement in unmet]
 
 
 def trains(path: Path, name: str) -> bool:
@@ -218,20 +220,24 @@ def text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def numbered(text: str, table: Mapping[str, Any]) -> str:
+def with_defaults(text: str, table: Mapping[str, Any]) -> str:
     """A block with all of its parameters, those that the text leaves out with their defaults."""
     from mmgrpo.config.registry import bind_scheduled
 
     bound = bind_scheduled(text, table, "explain")
-    defaults = {name: one.default for name, one in bound.block.parameters.items() if one.default is not one.empty}
+    defaults = {
+        name: parameter.default
+        for name, parameter in bound.block.parameters.items()
+        if parameter.default is not parameter.empty
+    }
     given = defaults | dict(bound.parameters)
     name = text.partition("(")[0].strip()
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" if given else name
 
 
-def described(text: str, table: Mapping[str, Any]) -> str:
+def description_of(text: str, table: Mapping[str, Any]) -> str:
     """What the function of a block says of itself."""
-    return indented(inspect.getdoc(table[text.partition("(")[0].strip()].fn) or "")
+    return indent(inspect.getdoc(table[text.partition("(")[0].strip()].fn) or "")
 
 
 # ---- papers
@@ -266,14 +272,16 @@ def command(paper: Paper) -> str:
     for kind, names in paper.uses.items():
         if kind in lines and (not preset or PRESETS[preset][lines[kind]] == BASE[lines[kind]] == []):
             row = tables()[kind].get(names[0].partition("(")[0])
-            words.append(f"--algorithm.{lines[kind]} {shlex.quote(required(names[0], row.fn) if row else names[0])}")
-    rewards = [*map(required_of_reward, paper.uses.get("reward", ())), *(["task"] if "task" in paper.uses else [])]
+            words.append(
+                f"--algorithm.{lines[kind]} {shlex.quote(with_required(names[0], row.fn) if row else names[0])}"
+            )
+    rewards = [*map(reward_with_required, paper.uses.get("reward", ())), *(["task"] if "task" in paper.uses else [])]
     words += [f"--rewards {' '.join(map(shlex.quote, rewards))}"] if rewards else []
     words += [f"--{key} {value}" for key, value in paper.settings.items()]
     return " ".join(["mmgrpo train", *words]) if words else ""
 
 
-def required(text: str, function: Callable[..., Any]) -> str:
+def with_required(text: str, function: Callable[..., Any]) -> str:
     """A block or reward as a record writes it, with ``...`` for each parameter of its ``function`` that it does not
     state and that has no default."""
     from mmgrpo.config.registry import parse
@@ -281,30 +289,30 @@ def required(text: str, function: Callable[..., Any]) -> str:
     name, given = parse(text)
     more = [
         f"{key}=..."
-        for key, one in inspect.signature(function).parameters.items()
-        if one.kind is one.KEYWORD_ONLY and one.default is one.empty and key not in given
+        for key, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty and key not in given
     ]
     stated = text.partition("(")[2].removesuffix(")")
     return f"{name}({', '.join([*([stated] if stated else []), *more])})" if more else text
 
 
-def required_of_reward(text: str) -> str:
-    """``requirements_of`` of a reward, whose own parameters follow those that the run gives it."""
+def reward_with_required(text: str) -> str:
+    """``with_required`` of a reward, whose own parameters follow those that the run gives it."""
     from mmgrpo.config.plugins import load_object
     from mmgrpo.rewards import entries
     from mmgrpo.types import RECORDS
 
     function = load_object(entries()[text.partition("(")[0]].function, "rewards", own=False)
-    own = [
-        one.replace(kind=one.KEYWORD_ONLY)
-        for key, one in inspect.signature(function).parameters.items()
-        if key not in {"prompts", "outputs", "rollout", *RECORDS} and one.kind is not one.VAR_KEYWORD
+    settable = [
+        parameter.replace(kind=parameter.KEYWORD_ONLY)
+        for key, parameter in inspect.signature(function).parameters.items()
+        if key not in {"prompts", "outputs", "rollout", *RECORDS} and parameter.kind is not parameter.VAR_KEYWORD
     ]
 
     def parameters() -> None: ...
 
-    parameters.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
-    return required(text, parameters)
+    parameters.__signature__ = inspect.Signature(settable)  # type: ignore[attr-defined]
+    return with_required(text, parameters)
 
 
 # ---- blocks, rewards, recipes, families
@@ -325,17 +333,17 @@ def block(kind: str, name: str, row: Any) -> str:
 
     if isinstance(row, Block):
         defaults = [
-            f"{key}={one.default!r}" if one.default is not one.empty else f"{key}=..."
-            for key, one in row.parameters.items()
+            f"{key}={parameter.default!r}" if parameter.default is not parameter.empty else f"{key}=..."
+            for key, parameter in row.parameters.items()
         ]
         users = [
             paper.id
             for paper in papers().values()
-            if name in [one.partition("(")[0] for one in paper.uses.get(kind, ())]
+            if name in [use.partition("(")[0] for use in paper.uses.get(kind, ())]
         ]
         facts = facts_of({"inputs": ", ".join(row.needs), "papers": ", ".join(users)})
-        return "\n".join([f"{kind} {name}({', '.join(defaults)})", *facts, indented(inspect.getdoc(row.fn) or "")])
-    return "\n".join([f"{kind} {name}", indented(inspect.getdoc(row) or "")]).rstrip()
+        return "\n".join([f"{kind} {name}({', '.join(defaults)})", *facts, indent(inspect.getdoc(row.fn) or "")])
+    return "\n".join([f"{kind} {name}", indent(inspect.getdoc(row) or "")]).rstrip()
 
 
 def reward(kind: str, name: str, row: Any) -> str:
@@ -344,7 +352,7 @@ def reward(kind: str, name: str, row: Any) -> str:
     from mmgrpo.config.plugins import load_object
 
     text = inspect.getdoc(load_object(row.function, "rewards", own=False)) or ""
-    return f"{kind} {card(name)}\n{indented(text)}"
+    return f"{kind} {card(name)}\n{indent(text)}"
 
 
 def recipe(kind: str, name: str, row: Path) -> str:
@@ -379,7 +387,7 @@ def facts_of(facts: Mapping[str, str]) -> list[str]:
     return definitions(rows, "  ", PROSE)
 
 
-def indented(text: str) -> str:
+def indent(text: str) -> str:
     """A docstring below the line that it explains, without the marks of code; paragraphs that the output is too narrow
     for are wrapped, except for lines that are indented themselves."""
     lines = list[str]()

@@ -68,16 +68,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     refuse_options(args, run)
     each = args.processes or (0 if args.ray else gpus())
     world = max(1, args.nodes * each)  # on Ray without --processes the cluster alone knows their number
-    if checked(run, world).dry_run:
+    if check_run(run, world).dry_run:
         dry(run, world)
     elif args.slurm:
         print(job(args, run), end="")
     elif args.ray:
         from mmgrpo.cli.launch_ray import Request, launch
 
-        has_gpu = not any(word == "--model.device=cpu" for word in joined(run))
+        has_gpu = not any(word == "--model.device=cpu" for word in join_values(run))
         request = Request(args.nodes, args.processes, args.cpus, has_gpu, args.wait, args.restarts)
-        launch(request, args.address, run, resumed(run), again(args, run))
+        launch(request, args.address, run, resume_options(run), again(args, run))
     else:
         here(each, run, again(args, run) if is_named(run) or "--resume" in run else "")
 
@@ -88,19 +88,19 @@ def read(given: Sequence[str]) -> tuple[Args, list[str]]:
     given = [f"--{given[0]}", *given[1:]] if given and given[0] in PLACES else list(given)
     if "--" in given:
         place = given.index("--")
-        own, run = given[:place], given[place + 1 :]
+        ours, run = given[:place], given[place + 1 :]
     else:
-        own, run = _own(given)
-    args = options(Args, own, __doc__, "mmgrpo launch")
+        ours, run = _split_options(given)
+    args = options(Args, ours, __doc__, "mmgrpo launch")
     if not run:
         raise ValueError("launch: got no options of 'mmgrpo train', expected them at the end, e.g. --recipe NAME")
     return args, run
 
 
-def _own(given: list[str]) -> tuple[list[str], list[str]]:
+def _split_options(given: list[str]) -> tuple[list[str], list[str]]:
     """The options of this command at the beginning, and the rest."""
-    flags = {f"--{one.name}" for one in fields(Args) if isinstance(one.default, bool)} | {"-h", "--help"}
-    known = {f"--{one.name}" for one in fields(Args)} | flags
+    flags = {f"--{f.name}" for f in fields(Args) if isinstance(f.default, bool)} | {"-h", "--help"}
+    known = {f"--{f.name}" for f in fields(Args)} | flags
     place = 0
     while place < len(given) and given[place].partition("=")[0] in known:
         place += 1 if given[place] in flags or "=" in given[place] else 2
@@ -133,7 +133,7 @@ def refuse_options(args: Args, run: Sequence[str]) -> None:
         )
 
 
-def checked(run: Sequence[str], processes: int) -> Config:
+def check_run(run: Sequence[str], processes: int) -> Config:
     """The settings of the run. ValueError for those with which it could not start, before a job waits for its machines;
     nothing is loaded."""
     from mmgrpo.cli.train import arithmetic, read, refuse_toys
@@ -154,25 +154,25 @@ def dry(run: Sequence[str], processes: int) -> None:
 
 def is_named(run: Sequence[str]) -> bool:
     """Whether the options of a run have the name by which it goes on."""
-    return any(word.startswith("--name=") for word in joined(run))
+    return any(word.startswith("--name=") for word in join_values(run))
 
 
-def joined(run: Sequence[str]) -> list[str]:
+def join_values(run: Sequence[str]) -> list[str]:
     """The options of a run as ``--option=value`` where a value follows."""
     pairs = zip(run, [*run[1:], "--"], strict=True)
     return [word if "=" in word or value.startswith("--") else f"{word}={value}" for word, value in pairs]
 
 
-def resumed(run: Sequence[str]) -> list[str]:
+def resume_options(run: Sequence[str]) -> list[str]:
     """The options of a run by which it goes on."""
     return [*run] if "--resume" in run else [*run, "--resume"]
 
 
 def again(args: Args, run: Sequence[str]) -> str:
     """The command by which a run goes on."""
-    given = [(one.name, getattr(args, one.name)) for one in fields(Args) if getattr(args, one.name) != one.default]
+    given = [(f.name, getattr(args, f.name)) for f in fields(Args) if getattr(args, f.name) != f.default]
     chosen = [f"--{name}" if value is True else f"--{name}={value}" for name, value in given]
-    return shlex.join(["mmgrpo", "launch", *chosen, "--", *resumed(run)])
+    return shlex.join(["mmgrpo", "launch", *chosen, "--", *resume_options(run)])
 
 
 def by_hand(args: Args, run: Sequence[str]) -> str:
@@ -235,7 +235,7 @@ def job(args: Args, run: Sequence[str]) -> str:
             'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
             f"srun torchrun --nnodes {args.nodes} --nproc_per_node {args.processes} \\",
             '    --rdzv_id "$SLURM_JOB_ID" --rdzv_backend c10d --rdzv_endpoint "$first:29500" \\',
-            f"    -m mmgrpo.cli.train {shlex.join(resumed(run))} &",
+            f"    -m mmgrpo.cli.train {shlex.join(resume_options(run))} &",
             "stopped=",
             """trap 'stopped=1; kill -TERM "$!"' TERM""",
             'status=0; wait "$!" || status=$?',

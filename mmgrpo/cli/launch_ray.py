@@ -83,8 +83,8 @@ class Failed(Exception):
 
 
 @dataclass
-class Asked:
-    """Signals to this process within a ``with`` block of ``noted``."""
+class Signals:
+    """Signals to this process within a ``with`` block of ``note_signals``."""
 
     numbers: list[int] = field(default_factory=list)
 
@@ -95,12 +95,12 @@ class Asked:
 
 
 @contextmanager
-def noted() -> Iterator[Asked]:
+def note_signals() -> Iterator[Signals]:
     """A ``with`` block that signals do not leave, but are noted in."""
-    asked = Asked()
-    before = {number: signal.signal(number, lambda number, _: asked.numbers.append(number)) for number in SIGNALS}
+    signals = Signals()
+    before = {number: signal.signal(number, lambda number, _: signals.numbers.append(number)) for number in SIGNALS}
     try:
-        yield asked
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -127,11 +127,11 @@ class Worker:
         """Start the process in a folder; returns why it cannot be, or nothing."""
         if not os.path.isdir(folder):
             return f"{socket.gethostname()} has no folder {folder}; start from one that all machines share"
-        own = {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}  # set by Ray
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}  # set by Ray
         self.process = subprocess.Popen(
             [sys.executable, "-c", DIES_WITH_PARENT, str(os.getpid()), *program],
             cwd=folder,
-            env={**own, **variables},
+            env={**environment, **variables},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -150,15 +150,15 @@ class Worker:
 
     def read(self, wait: float) -> tuple[list[str], int | None]:
         """What was printed since the last call, after up to ``wait`` seconds, and the exit status if there is one."""
-        found = []
+        lines = []
         with suppress(queue.Empty):
-            found.append(self.lines.get(timeout=wait))
+            lines.append(self.lines.get(timeout=wait))
         status = self.process.poll()
         if status is not None:
             self.reader.join(PAUSE)  # longer where a process of its own still holds its output
         while not self.lines.empty():
-            found.append(self.lines.get())
-        return found, status
+            lines.append(self.lines.get())
+        return lines, status
 
     def stop(self, number: int) -> None:
         """Send a signal to the process; SIGKILL goes to those that it has started, too, and is waited for."""
@@ -190,17 +190,17 @@ def launch(
     ray = connect(address)
     options, lost = [*run], 0
     try:
-        with noted() as asked:
+        with note_signals() as signals:
             while True:
                 try:
                     request = with_processes(request, ray)
-                    with placed(ray, request, asked) as workers:
+                    with place_workers(ray, request, signals) as workers:
                         start(ray, workers, [*program, *options])
-                        follow(ray, workers, asked)
+                        follow(ray, workers, signals)
                     return
                 except Lost as loss:
                     lost += 1
-                    asked.check()
+                    signals.check()
                     if lost > request.restarts:
                         times = (
                             f"after {request.restarts} restarts (--restarts)" if request.restarts else "(--restarts 0)"
@@ -273,7 +273,7 @@ def living(ray: Any) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def placed(ray: Any, request: Request, asked: Asked) -> Iterator[list[Any]]:
+def place_workers(ray: Any, request: Request, signals: Signals) -> Iterator[list[Any]]:
     """Actors for all processes, neighbours on one machine, within a ``with`` block after which all have ended.
 
     ValueError where the cluster has not placed them in time, with what it has.
@@ -287,7 +287,7 @@ def placed(ray: Any, request: Request, asked: Asked) -> Iterator[list[Any]]:
     try:
         ready, until = group.ready(), time.monotonic() + request.wait
         while not ray.wait([ready], timeout=PAUSE)[0]:
-            asked.check()
+            signals.check()
             if time.monotonic() > until:
                 raise ValueError(too_small(ray, request))
         kind = ray.remote(Worker)
@@ -310,7 +310,9 @@ def too_small(ray: Any, request: Request) -> str:
     def amounts(resources: Mapping[str, float]) -> str:
         return " and ".join(f"{resources.get(kind, 0):g} {kind}" for kind in request.resources())
 
-    machines = ", ".join(sorted(f"{one['NodeManagerAddress']} has {amounts(one['Resources'])}" for one in living(ray)))
+    machines = ", ".join(
+        sorted(f"{machine['NodeManagerAddress']} has {amounts(machine['Resources'])}" for machine in living(ray))
+    )
     mend = "wait for others to end (--wait), add machines (ray start), or ask for less (--nodes, --processes, --cpus)"
     if request.has_gpu and not ray.cluster_resources().get("GPU"):
         mend += "; --model.device cpu asks for no GPU"
@@ -360,7 +362,7 @@ def reason_of(error: Exception) -> str:
     return next((line for line in lines if "cause" in line.lower() or "because" in line.lower()), lines[-1])
 
 
-def follow(ray: Any, workers: Sequence[Any], asked: Asked) -> None:
+def follow(ray: Any, workers: Sequence[Any], signals: Signals) -> None:
     """Print what the processes print until all have ended; an error or a warning that several have is one line.
 
     ``Lost``, ``Failed`` or ``Interrupted`` where they have not all ended well. An error of one process can be what
@@ -370,8 +372,8 @@ def follow(ray: Any, workers: Sequence[Any], asked: Asked) -> None:
     failed: Failed | None = None
     sent, until, common = 0, float("inf"), set[str]()
     while waiting and time.monotonic() < until:
-        if len(asked.numbers) > sent:
-            sent = len(asked.numbers)
+        if len(signals.numbers) > sent:
+            sent = len(signals.numbers)
             if sent > 1:
                 break
             until = time.monotonic() + GRACE + MARGIN
@@ -390,13 +392,13 @@ def follow(ray: Any, workers: Sequence[Any], asked: Asked) -> None:
                     common.add(line)
             if status is None:
                 waiting[workers[rank].read.remote(PAUSE)] = rank
-            elif status and not asked.numbers:
+            elif status and not signals.numbers:
                 if status < 0 or status == LOST or status - 128 in SIGNALS:
                     number = -status if status < 0 else status - 128
                     how = "another did not answer" if status == LOST else f"ended by {signal.Signals(number).name}"
                     raise Lost(f"process {rank} is lost ({how})")
                 if not failed:
                     failed, until = Failed(rank, status), time.monotonic() + LAST_WORDS
-    asked.check()
+    signals.check()
     if failed:
         raise failed

@@ -35,7 +35,7 @@ def options() -> argparse.ArgumentParser:
     return parser
 
 
-def captioned(file: Path) -> tuple[list[str], list[Image]]:
+def read_captions(file: Path) -> tuple[list[str], list[Image]]:
     """The texts and images of a file of lines {"text": ..., "image": a file, relative to the folder of this one}.
 
     ValueError that names the file and the line of what cannot be read.
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
     from reward_models.clip import d2_align
 
     omega = d2_align.OMEGA if given.omega is None else given.omega
-    texts, images = captioned(given.images)
+    texts, images = read_captions(given.images)
     prompts = [Prompt(text) for text in texts]
     match = d2_align.load_match(given.reward, given.device)
     direction = d2_align.learn_direction(match, prompts, images, omega, given.steps, given.rate)

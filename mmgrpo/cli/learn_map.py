@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from mmgrpo.cli.errors import enter
-from mmgrpo.cli.learn_direction import captioned
+from mmgrpo.cli.learn_direction import read_captions
 from mmgrpo.config.advice import usage_errors
 
 
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
     from reward_models.sets.embeddings import embeddings_of
     from reward_models.sets.neural_map import save_map, train_map
 
-    captions, images = captioned(given.images)
+    captions, images = read_captions(given.images)
     texts = load_object(given.embed_text, "--embed-text")([Prompt(text) for text in captions]).detach().cpu().float()
     seen = embeddings_of(images, given.embed, given.device, "transported").float()
     save_map(train_map(texts, seen, given.steps, given.hidden, given.rate), given.out)

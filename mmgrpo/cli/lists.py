@@ -50,7 +50,7 @@ def show(
     scored: Callable[[str], Sequence[str]] = lambda name: (),
 ) -> None:
     """Print headings, and names with their descriptions below them; with an argument, only names that contain it, or
-    whose kinds of outputs (``scored``) it is. ``--help`` does not read them."""
+    whose kinds of outputs (``scored_kinds``) it is. ``--help`` does not read them."""
     if any(argument in ("-h", "--help") for argument in arguments):
         more = ", OR text, image, video, audio: WHAT THEY SCORE" if what == "rewards" else ""
         about = f"Lists the {what} in groups. 'mmgrpo explain NAME' shows one."
@@ -221,7 +221,7 @@ def rewards(arguments: Sequence[str]) -> None:
         print(card(arguments[0]))
         return
     rows = lambda: ((kind(name), name, line(name)) for name in entries())  # noqa: E731
-    show(lambda: sorted(rows(), key=lambda row: KINDS.index(row[0])), arguments, "rewards", scored)
+    show(lambda: sorted(rows(), key=lambda row: KINDS.index(row[0])), arguments, "rewards", scored_kinds)
 
 
 def kind(name: str) -> str:
@@ -237,7 +237,7 @@ def kind(name: str) -> str:
     return manifest.scores[0] if len(manifest.scores) == 1 else SEVERAL
 
 
-def scored(name: str) -> Sequence[str]:
+def scored_kinds(name: str) -> Sequence[str]:
     """The kinds of outputs that a reward scores, as far as its manifest says so."""
     from mmgrpo.rewards import entries
 

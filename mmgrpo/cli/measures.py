@@ -37,8 +37,8 @@ def describe(
     columns = evaluation.members(prompts) if groups else {}
     tasks = list(dict.fromkeys(prompt.task for prompt in prompts))
     members = {task: [i for i, prompt in enumerate(prompts) if prompt.task == task] for task in tasks}
-    unit = {name: rows for name, rows in table.items() if all(0 <= v <= 1 for row in rows for v in scored(row))}
-    passed = {name: [[float(v >= success) for v in scored(row)] for row in rows] for name, rows in unit.items()}
+    unit = {name: rows for name, rows in table.items() if all(0 <= v <= 1 for row in rows for v in without_nan(row))}
+    passed = {name: [[float(v >= success) for v in without_nan(row)] for row in rows] for name, rows in unit.items()}
 
     def part(chosen: Sequence[int]) -> dict[str, Any]:
         return {name: summary([rows[i] for i in chosen]) for name, rows in table.items()}
@@ -77,7 +77,7 @@ def summary(rows: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Mean over prompts with its interval, and the number of samples that could not be scored."""
     from mmgrpo.statistics import mean_of_scored
 
-    failed = sum(len(row) - len(scored(row)) for row in rows)
+    failed = sum(len(row) - len(without_nan(row)) for row in rows)
     return {**mean_of_scored([mean(row) for row in rows]), "failed": failed}
 
 
@@ -85,7 +85,7 @@ def best(rows: Sequence[Sequence[float]]) -> dict[str, float]:
     """k to the expected maximum of k samples, averaged over prompts with at least k; k = 1, 2, 4, ... and all."""
     from mmgrpo.statistics import best_of
 
-    valid = [scored(row) for row in rows]
+    valid = [without_nan(row) for row in rows]
     largest = max(len(row) for row in valid)
     return {str(k): mean([best_of(row, k) for row in valid if len(row) >= k]) for k in powers(largest)}
 
@@ -100,7 +100,7 @@ def difference(before: Table, after: Table) -> dict[str, dict[str, float]]:
     return compare(*sides)["difference"]
 
 
-def scored(values: Sequence[float]) -> list[float]:
+def without_nan(values: Sequence[float]) -> list[float]:
     """The values that are not NaN."""
     return [value for value in values if not math.isnan(value)]
 
@@ -112,7 +112,7 @@ def json_value(value: float) -> float | None:
 
 def mean(values: Sequence[float]) -> float:
     """Mean of the scored values; NaN without any."""
-    valid = scored(values)
+    valid = without_nan(values)
     return sum(valid) / len(valid) if valid else math.nan
 
 
@@ -122,7 +122,10 @@ def report(
     """The lines of the tables for a terminal; ``directions``: 1 for rewards that are to rise, -1 to fall."""
     settings = "".join(f", {name.replace('_', ' ')} {value}" for name, value in options.items())
     yield from paragraph(f"{result['prompts']} prompts x {plural(result['samples'], 'sample')}{settings}")
-    rows = [[name, interval(one), str(one["n"]), str(one["failed"])] for name, one in result["rewards"].items()]
+    rows = [
+        [name, interval(estimate), str(estimate["n"]), str(estimate["failed"])]
+        for name, estimate in result["rewards"].items()
+    ]
     yield from ("", *table(["reward", "mean (95 %)", "prompts", "failed"], rows))
     names, tasks = list(result["rewards"]), {"task": result["tasks"]} if len(result["tasks"]) > 1 else {}
     for column, values in {**tasks, **result["groups"]}.items():
@@ -144,7 +147,7 @@ def report(
     others = [(result["blind"], result["blind"]["difference"])] if "blind" in result else []
     others += [(result["against"], result["difference"])] if "against" in result else []
     for other, differences in others:
-        for name, one in differences.items():
+        for name, difference in differences.items():
             reference = other["rewards"][name]["mean"]
-            gain = style_text(interval(one, "+"), *style(one, directions.get(name, 0)))
+            gain = style_text(interval(difference, "+"), *style(difference, directions.get(name, 0)))
             yield from ("", f"{name} against {other['name']} ({number(reference)}): {gain}, paired")

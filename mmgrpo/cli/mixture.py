@@ -71,9 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     fit = fit_ridge(points, scores, args.ridge)
     best = largest(fit.linear, fit.square)
     print(f"{len(scores)} scores of {len(names)} sources; left out one by one they are missed by {fit.missed:.4f}")
-    print(f"highest so far: {scores.max():.4f} at {shown(dict(zip(names, points[scores.argmax()], strict=True)))}")
+    print(
+        f"highest so far: {scores.max():.4f} at {weights_text(dict(zip(names, points[scores.argmax()], strict=True)))}"
+    )
     chosen = dict(zip(names, best.tolist(), strict=True))
-    print(f"fitted:         {fit.at(best):.4f} at {shown(chosen)}")
+    print(f"fitted:         {fit.at(best):.4f} at {weights_text(chosen)}")
     print(f'--algorithm.sampler "{sampler(chosen, args.column)}"')
 
 
@@ -90,23 +92,23 @@ def of_run(folder: Path, reward: str) -> tuple[dict[str, float], float]:
 
     run = read_run(folder)
     texts = run.config.get("algorithm", {}).get("sampler", [])
-    text = next((one for one in texts if isinstance(one, str) and one.startswith("mixture(")), "")
+    text = next((sampler for sampler in texts if isinstance(sampler, str) and sampler.startswith("mixture(")), "")
     weights = parse(text, f"{folder}: algorithm.sampler")[1].get("weights", {}) if text else {}
-    numbers = {str(name): float(one) for name, one in weights.items() if isinstance(one, int | float)}
+    numbers = {str(name): float(weight) for name, weight in weights.items() if isinstance(weight, int | float)}
     if not numbers or len(numbers) < len(weights) or sum(numbers.values()) <= 0:
         raise ValueError(f"{folder}: got the sampler {texts}, expected mixture(weights=...) with numbers")
     after = run.evaluation.get("after", {})
     name = reward or next(iter(after), "")
     if name not in after:
         raise ValueError(f"{folder}: no evaluation of '{name}' after training; it has {', '.join(after) or 'none'}")
-    return {key: one / sum(numbers.values()) for key, one in numbers.items()}, float(after[name]["mean"])
+    return {key: weight / sum(numbers.values()) for key, weight in numbers.items()}, float(after[name]["mean"])
 
 
 def of_file(path: Path) -> list[tuple[dict[str, float], float]]:
     """Weights, of sum 1, and scores of a table."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = [*csv.DictReader(file)]
-    found = []
+    pairs = []
     for number, row in enumerate(rows, 2):
         try:
             values = {str(name): float(text) for name, text in row.items()}
@@ -115,11 +117,11 @@ def of_file(path: Path) -> list[tuple[dict[str, float], float]]:
             raise ValueError(f"{path}, line {number}: expected numbers, with the column score") from error
         if min(values.values(), default=-1.0) < 0 or sum(values.values()) <= 0:
             raise ValueError(f"{path}, line {number}: expected weights of at least 0, not all of them 0")
-        found.append(({name: one / sum(values.values()) for name, one in values.items()}, score))
-    return found
+        pairs.append(({name: value / sum(values.values()) for name, value in values.items()}, score))
+    return pairs
 
 
-def shown(weights: Mapping[str, float]) -> str:
+def weights_text(weights: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {weight:.3f}" for name, weight in weights.items() if weight)
 
 

@@ -28,7 +28,7 @@ def options() -> argparse.ArgumentParser:
     return parser
 
 
-def chosen(status: list[str] | None, area: list[str] | None, search: list[str]) -> list[Paper]:
+def select(status: list[str] | None, area: list[str] | None, search: list[str]) -> list[Paper]:
     """The records of these kinds (None for all) that contain all of the words, in capitals or not."""
     words = [word.lower() for word in search]
     return [
@@ -50,13 +50,15 @@ def main(arguments: list[str] | None = None) -> None:
     """Print the chosen records by area, and how many there are of each status."""
     with usage_errors():
         given = options().parse_args(arguments)
-    found = chosen(given.status, given.area, [*given.words, *given.search])
-    if not found:
+    selected = select(given.status, given.area, [*given.words, *given.search])
+    if not selected:
         raise ValueError(f"mmgrpo papers: none of {len(papers())} records fits; leave out an option or a word")
-    parts = {title: [(one.id, about(one)) for one in found if one.area == area] for area, title in AREAS.items()}
+    parts = {
+        title: [(paper.id, about(paper)) for paper in selected if paper.area == area] for area, title in AREAS.items()
+    }
     print("\n".join(sections(parts)))
-    counts = Counter(paper.status for paper in found)
-    print(f"\n{len(found)} of {len(papers())} papers: {', '.join(f'{counts[s]} {s}' for s in STATUS if counts[s])}")
+    counts = Counter(paper.status for paper in selected)
+    print(f"\n{len(selected)} of {len(papers())} papers: {', '.join(f'{counts[s]} {s}' for s in STATUS if counts[s])}")
 
 
 if __name__ == "__main__":

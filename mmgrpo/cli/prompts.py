@@ -66,28 +66,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from mmgrpo.prompts.ledger import FILE, read_ledger
 
     head, lines = read_ledger(Path(args.run) / FILE)
-    found = chosen(lines, args)
+    selected = select(lines, args)
     unsolved = sum(line["best"] < args.success for line in lines)
     visited = f"{head['visited']} of {head['prompts']} prompts visited"
     print(f"{args.run}, step {head['step']}: {visited}, {unsolved} never solved")
-    shown = found[: args.count or SHOWN]
+    shown = selected[: args.count or SHOWN]
     print(f"\n{'mean':>6} {'last':>6} {'best':>6} {'visits':>6} {'samples':>7}  prompt")
     for line in shown:
         numbers = (
             f"{line['mean']:6.3f} {line['last_mean']:6.3f} {line['best']:6.3g} {line['visits']:6} {line['draws']:7}"
         )
         print(f"{numbers}  {line['id']}: {line['text'][:60]}")
-    if len(found) > len(shown):
-        print(f"{'':37}  ... and {len(found) - len(shown)} more")
+    if len(selected) > len(shown):
+        print(f"{'':37}  ... and {len(selected) - len(shown)} more")
     if args.budget:
-        for task, number in budgets(lines, found, args.budget).items():
+        for task, number in budgets(lines, selected, args.budget).items():
             print(f"{number:6} new problems of the task {task}")
     if args.write:
-        ids = {line["id"] for line in found[: args.count or None]}
+        ids = {line["id"] for line in selected[: args.count or None]}
         write(Path(args.write), rows_of_run(args.run), lambda prompt: prompt.id in ids)
 
 
-def chosen(lines: Sequence[Mapping[str, Any]], args: Args) -> list[Mapping[str, Any]]:
+def select(lines: Sequence[Mapping[str, Any]], args: Args) -> list[Mapping[str, Any]]:
     """The prompts that were asked for, in order."""
     if args.which == "never":
         return [line for line in lines if line["best"] < args.success]

@@ -29,8 +29,8 @@ from mmgrpo.cli.options import json_output, words
 from mmgrpo.cli.source import (
     UNTRAINED,
     Source,
+    alias,
     load_weights,
-    named,
     prompts_of,
     read_source,
     refuse_no_prompts,
@@ -56,7 +56,7 @@ PRINTED = 8
 class Sample(Source):
     """The model and the prompts to sample from."""
 
-    limit: Annotated[int, COUNT_OR_ZERO, named("--eval.prompts")] = 16
+    limit: Annotated[int, COUNT_OR_ZERO, alias("--eval.prompts")] = 16
     """Number of prompts to take from the start of the file; 0 takes all."""
     before: bool = False
     """Also sample from the initial model of the run with the same noise, for a comparison side by side."""
@@ -112,8 +112,8 @@ def lines_of(shown: Shown, title: str = "") -> list[str]:
     rows = list(zip(shown.prompts, shown.outputs, shown.values, strict=True))
     for prompt, output, values in rows[:PRINTED]:
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-        asked = " ".join((prompt.text or prompt.id).split())
-        lines.append(f"{asked:.60} -> {in_words(output)}" + (f"  [{numbers}]" if numbers else ""))
+        question = " ".join((prompt.text or prompt.id).split())
+        lines.append(f"{question:.60} -> {in_words(output)}" + (f"  [{numbers}]" if numbers else ""))
     return lines + ([f"... and {len(rows) - PRINTED} more"] if len(rows) > PRINTED else [])
 
 

@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     rewards = scorers(args.reward, str(devices.accelerator(args.device).device))
-    names, width = [one.name for one in rewards], max(map(len, args.files))
+    names, width = [reward.name for reward in rewards], max(map(len, args.files))
     if not args.json:
         print("  ".join([f"{'file':{width}}", *(f"{name:>{max(9, len(name))}}" for name in names)]))
     failed = 0

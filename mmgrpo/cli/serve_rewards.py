@@ -92,18 +92,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.set_num_threads(args.threads)
     device = str(devices.accelerator(args.device).device)
     several = [batches(text, args, device) for text in args.reward]
-    rewards = {one.name: one for one in several}
+    rewards = {reward.name: reward for reward in several}
     if len(rewards) < len(several):
         raise ValueError("got two rewards of one name, expected different ones; rename one with log_as=...")
     errors: list[Exception] = []
 
-    def failed(error: Exception) -> None:
+    def on_failure(error: Exception) -> None:
         errors.append(error)
         server.stop()
 
     most = args.max_mebibytes * MEBI
     limits = Limits(body=most, pixels=args.max_pixels, decoded=4 * most, seconds=args.max_seconds)
-    app = application(rewards, token, limits, failed, args.body_seconds, args.max_in_flight * MEBI)
+    app = application(rewards, token, limits, on_failure, args.body_seconds, args.max_in_flight * MEBI)
     server = Running(app, args.host, args.port, args.drain, args.header_seconds)
     print(f"{', '.join(rewards)}: {server.url}", flush=True)
     server.run()
@@ -160,19 +160,19 @@ def batches(text: str, args: Args, device: str) -> Batches:
 
     def load() -> Callable[..., Any]:
         loaded = scorer(f"{name}({written})", device)
-        one.manifest = loaded.manifest  # what a function of the user's own declares is known from here on
+        reward.manifest = loaded.manifest  # what a function of the user's own declares is known from here on
         return loaded.fn
 
-    one = Batches(
+    reward = Batches(
         title,
         load,
         entry and entry.read_manifest(),
         timeout=float(timeout),
         joining=Joining(args.max_batch, args.max_wait),
         waiting=args.max_waiting,
-        warm_up=lambda function: warm_up(function, one.manifest),
+        warm_up=lambda function: warm_up(function, reward.manifest),
     )
-    return one
+    return reward
 
 
 def warm_up(function: Callable[..., Any], manifest: Manifest | None) -> None:

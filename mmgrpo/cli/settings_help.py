@@ -31,7 +31,7 @@ def sentence(docstring: str) -> str:
 
 
 @cache
-def described(section: type) -> dict[str, str]:
+def descriptions(section: type) -> dict[str, str]:
     """The fields of a class of settings to the docstrings below them, those of its bases included."""
     texts: dict[str, str] = {}
     for base in reversed(section.__mro__[:-1]):
@@ -57,7 +57,7 @@ def subject(arguments: Sequence[str]) -> str:
     return ""
 
 
-def shown(config: Any, subject: str) -> str:
+def help_on(config: Any, subject: str) -> str:
     """The help on a section or on a setting of a configuration that has the defaults; ValueError for another word."""
     values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     parts: dict[str, Any] = {name: value for name, value in values.items() if dataclasses.is_dataclass(value)}
@@ -77,18 +77,18 @@ def shown(config: Any, subject: str) -> str:
 
 
 def _rows(section: Any, prefix: str) -> Iterator[tuple[str, str]]:
-    texts = described(type(section))
+    texts = descriptions(type(section))
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         if not dataclasses.is_dataclass(value):
             text = sentence(texts.get(field.name, ""))
-            yield f"--{prefix}{field.name}".replace("_", "-"), f"{text} (default: {_written(value)})"
+            yield f"--{prefix}{field.name}".replace("_", "-"), f"{text} (default: {_text_of_default(value)})"
 
 
 def _facts(section: Any, name: str) -> Iterator[tuple[str, str]]:
     _, declared = declarations(type(section))[name]
-    yield "what", described(type(section)).get(name, "")
-    yield "default", _written(getattr(section, name))
+    yield "what", descriptions(type(section)).get(name, "")
+    yield "default", _text_of_default(getattr(section, name))
     if declared not in (None, ANY_TEXT):
         yield "values", str(declared)
     for need in needs_of(type(section)).get(name, ()):
@@ -97,7 +97,7 @@ def _facts(section: Any, name: str) -> Iterator[tuple[str, str]]:
         yield "excludes", str(conflict)
 
 
-def _written(value: Any) -> str:
+def _text_of_default(value: Any) -> str:
     """A default as the command line takes it."""
     if isinstance(value, list | tuple):
         return " ".join(map(str, value)) or "none"

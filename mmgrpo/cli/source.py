@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 UNTRAINED = "untrained"
 
 
-def named(setting: str) -> Any:
+def alias(setting: str) -> Any:
     """An option that is also written as the setting of a run that it stands for."""
     return tyro.conf.arg(aliases=[setting])
 
@@ -46,14 +46,14 @@ class Source(Given):
     untrained."""
     file: Annotated[str, ANY_TEXT] = ""
     """Prompt file: .jsonl and other formats (docs/data.md lists them), or .txt (one prompt per line)."""
-    limit: Annotated[int, COUNT_OR_ZERO, named("--eval.prompts")] = 0
+    limit: Annotated[int, COUNT_OR_ZERO, alias("--eval.prompts")] = 0
     """Number of prompts to take from the start of the file; 0 takes all."""
-    samples: Annotated[int, within("[1, 1e6]"), named("--eval.samples")] = 1
+    samples: Annotated[int, within("[1, 1e6]"), alias("--eval.samples")] = 1
     """Samples per prompt."""
-    seed: Annotated[int, SEED, named("--eval.seed")] = 1234
+    seed: Annotated[int, SEED, alias("--eval.seed")] = 1234
     """Seed of the noise, which is the same for every model with the same prompts and samples, so comparisons are
     paired."""
-    batch_size: Annotated[int, COUNT, named("--eval.batch-size")] = 64
+    batch_size: Annotated[int, COUNT, alias("--eval.batch-size")] = 64
     """Samples drawn at a time, which limits memory; by default that of the run or of the family."""
     threads: Annotated[int, THREADS] = 0
     """CPU threads of torch; 0 leaves the choice to torch."""
@@ -180,8 +180,8 @@ def prompts_of(args: Any, config: Config, model_family: Family) -> list[Prompt]:
     if is_given(args):
         return given_prompts(args, config, model_family)
     prompts, skipped = model_family.read(config, args.file)
-    for one in skipped:
-        print(f"skipped: {one.id} ({one.reason})", flush=True)
+    for row in skipped:
+        print(f"skipped: {row.id} ({row.reason})", flush=True)
     return list(prompts[: args.limit or None])
 
 

@@ -42,12 +42,12 @@ class Stage:
     """What the recipe says of it."""
     arguments: tuple[str, ...]
     """The command line of the stage, its own options in the place of those of the run."""
-    own: frozenset[str]
+    stated: frozenset[str]
     """The settings that recipe and command line give for it alone, by their dotted names."""
     epochs: float = 0.0
     """Passes over the training prompts, which make its number of steps; 0 leaves that to ``steps``."""
 
-    def applied(self, section: Mapping[str, Any], kind: type[Config]) -> dict[str, Any]:
+    def apply(self, section: Mapping[str, Any], kind: type[Config]) -> dict[str, Any]:
         """The settings of a file, of a model family with this configuration, as they are in the stage."""
         merged = {name: dict(value) if isinstance(value, Mapping) else value for name, value in section.items()}
         preset = self.preset(section)
@@ -67,9 +67,9 @@ class Stage:
     def effective(self, config: Config) -> Config:
         """The configuration without settings of the run that have no effect in this stage, as the kernel of a policy
         that only learns given answers; those that the stage has of its own stay, and are refused."""
-        for one in moot(sections_of(config)):
-            section, _, name = one.name.rpartition(".")
-            if section and one.name not in self.own:
+        for setting in moot(sections_of(config)):
+            section, _, name = setting.name.rpartition(".")
+            if section and setting.name not in self.stated:
                 settings = getattr(config, section)
                 plain = getattr(type(settings)(), name)
                 config = replace(config, **{section: replace(settings, **{name: plain})})
@@ -93,7 +93,7 @@ def stages_of(arguments: Sequence[str], section: Mapping[str, Any]) -> list[Stag
     values, rest = values_of(arguments, OPTION)
     names = [name.strip() for value in values for name in value.split(",") if name.strip()]
     known = section.get("stages", {})
-    if not isinstance(known, Mapping) or not all(isinstance(one, Mapping) for one in known.values()):
+    if not isinstance(known, Mapping) or not all(isinstance(entry, Mapping) for entry in known.values()):
         raise ValueError("stages: expected names of stages with the settings of each, e.g. stages: {sft: {steps: 100}}")
     if len(names) < 2 or len({*names}) < len(names):
         raise ValueError(f"{OPTION}: got '{','.join(names)}', expected two names or more, each once, e.g. sft,grpo")
@@ -104,46 +104,48 @@ def stages_of(arguments: Sequence[str], section: Mapping[str, Any]) -> list[Stag
                 "presets'), or an entry of 'stages' in the recipe"
             )
     options = list(segments(rest))
-    others = [one for one in options if not any(one[0].startswith(f"--{name}.") for name in names)]
+    others = [option for option in options if not any(option[0].startswith(f"--{name}.") for name in names)]
     run_preset, _ = take_option(rest, "--algorithm.preset")
-    found = []
+    stages = []
     for name in names:
         given = dict(known.get(name, {}))
         its = [
-            [f"--{one[0].removeprefix(f'--{name}.')}", *one[1:]] for one in options if one[0].startswith(f"--{name}.")
+            [f"--{option[0].removeprefix(f'--{name}.')}", *option[1:]]
+            for option in options
+            if option[0].startswith(f"--{name}.")
         ]
         epochs = str(given.pop("epochs", "") or "")
-        for one in [one for one in its if one[0].split("=")[0] == "--epochs"]:
-            its.remove(one)
-            epochs = " ".join(one).partition("=")[2] or " ".join(one[1:])
-        own = {setting_of(one[0]) for one in its} | {*flatten(given)}
-        if foreign := sorted(own & {*LISTED}):
+        for option in [option for option in its if option[0].split("=")[0] == "--epochs"]:
+            its.remove(option)
+            epochs = " ".join(option).partition("=")[2] or " ".join(option[1:])
+        stated = {setting_of(option[0]) for option in its} | {*flatten(given)}
+        if foreign := sorted(stated & {*LISTED}):
             raise ValueError(f"stages.{name}.{foreign[0]}: is a setting of the whole run, expected none of a stage")
-        stage = Stage(name, given, (), frozenset(own), passes(epochs, name))
+        stage = Stage(name, given, (), frozenset(stated), passes(epochs, name))
         base = {**section, "algorithm": {"preset": run_preset}} if run_preset else section
         if stage.preset(base) != preset_of(base):  # what the command line says of the algorithm is of the run's own
             left = {*preset_parts(stage.preset(base)), "algorithm"}
         else:
             left = set()
         common = [
-            one
-            for one in others
-            if not own.intersection([setting_of(one[0])])
-            and setting_of(one[0]) not in left
-            and setting_of(one[0]).partition(".")[0] not in left
+            option
+            for option in others
+            if not stated.intersection([setting_of(option[0])])
+            and setting_of(option[0]) not in left
+            and setting_of(option[0]).partition(".")[0] not in left
         ]
-        words = [word for one in [*common, *its] for word in one]
-        found.append(replace(stage, arguments=tuple(words)))
-    return found
+        words = [word for option in [*common, *its] for word in option]
+        stages.append(replace(stage, arguments=tuple(words)))
+    return stages
 
 
 def preset_parts(preset: str) -> Iterator[str]:
     """The settings outside of the algorithm that a preset states."""
     from mmgrpo.config.presets import CATALOGUE
 
-    one = CATALOGUE[preset]
-    yield from (f"sampling.{name}" for name in one.sampling)
-    yield from (f"data.{name}" for name in one.data)
+    record = CATALOGUE[preset]
+    yield from (f"sampling.{name}" for name in record.sampling)
+    yield from (f"data.{name}" for name in record.data)
 
 
 def passes(text: str, name: str) -> float:
@@ -195,8 +197,8 @@ class Planned:
     def summary(self) -> dict[str, Any]:
         """That of a stage which has ended; else empty."""
         path = run_folder(self.config) / "summary.json"
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        return found if found.get("steps", 0) >= self.config.steps or "stopped" in found else {}
+        summary = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return summary if summary.get("steps", 0) >= self.config.steps or "stopped" in summary else {}
 
     def title(self, number: int, count: int) -> str:
         """Which stage of the run it is, in words."""
@@ -253,29 +255,33 @@ class Earlier(Callback):
 
     def summary(self) -> Mapping[str, Any]:
         kept = ("steps", "seconds", "preset", "alarms", "eval")
-        return {"stages": {name: {key: one[key] for key in kept if key in one} for name, one in self.summaries.items()}}
+        return {
+            "stages": {
+                name: {key: summary[key] for key in kept if key in summary} for name, summary in self.summaries.items()
+            }
+        }
 
 
 def main(planned: Sequence[Planned], check: Callable[[Planned], None], begin: Callable[..., Any]) -> None:
     """Check all stages, and train them one after another. ``check`` prints the costs of a stage and raises for what
     could not start; ``begin`` trains a configuration and prints its results."""
     first, count, last = os.environ.get("RANK", "0") == "0", len(planned), planned[-1].config
-    for place, one in enumerate(planned, 1):
+    for place, run in enumerate(planned, 1):
         if first:
-            print(f"\n== {one.title(place, count)}", flush=True)
+            print(f"\n== {run.title(place, count)}", flush=True)
         try:
-            check(one)
+            check(run)
         except (ValueError, OSError) as error:
-            raise type(error)(f"stage {one.stage.name}: {error}") from error
+            raise type(error)(f"stage {run.stage.name}: {error}") from error
     if last.dry_run:
         return
     if last.overwrite and first:
         set_aside(last)
     again = f"the same command with --resume --name {last.name}"
     summaries: dict[str, Mapping[str, Any]] = {}
-    for place, one in enumerate(planned, 1):
-        config, title = one.config, one.title(place, count)
-        ended = one.summary if config.resume else {}
+    for place, run in enumerate(planned, 1):
+        config, title = run.config, run.title(place, count)
+        ended = run.summary if config.resume else {}
         if first:
             print(f"\n== {title}{': has ended' * bool(ended)}", flush=True)
         if not ended:
@@ -283,7 +289,7 @@ def main(planned: Sequence[Planned], check: Callable[[Planned], None], begin: Ca
             result = begin(replace(config, overwrite=config.overwrite and place < count), again, callbacks)
             ended = result.summary
             del result  # the next stage has the memory of its model
-        summaries[one.stage.name] = ended
+        summaries[run.stage.name] = ended
     if first and (lines := table(summaries)):
         print("\n".join(["", *lines]), flush=True)
 
@@ -291,7 +297,7 @@ def main(planned: Sequence[Planned], check: Callable[[Planned], None], begin: Ca
 def table(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Held-out means before the first stage and after each; empty where nothing was evaluated."""
     sides = [("before", next(iter(summaries.values())).get("eval", {}).get("before", {}))]
-    sides += [(f"after {name}", one.get("eval", {}).get("after", {})) for name, one in summaries.items()]
+    sides += [(f"after {name}", summary.get("eval", {}).get("after", {})) for name, summary in summaries.items()]
     rewards = [*dict.fromkeys(name for _, means in sides for name in means)]
     if not rewards:
         return []

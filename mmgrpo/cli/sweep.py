@@ -90,7 +90,9 @@ def plan(arguments: Sequence[str], read_run: Callable[[Sequence[str]], Config]) 
     sweeps, rest = values_of(rest, "--sweep")
     together, rest = take_option(rest, "--at-once")
     count = whole(together or "1", "--at-once", 1)
-    return planned(rest, [whole(seed, "--seeds", 0) for seed in seeds], [swept(one) for one in sweeps], read_run), count
+    return plan_runs(
+        rest, [whole(seed, "--seeds", 0) for seed in seeds], [swept(text) for text in sweeps], read_run
+    ), count
 
 
 def values_of(arguments: Sequence[str], option: str) -> tuple[list[str], list[str]]:
@@ -132,7 +134,7 @@ def swept(text: str) -> tuple[str, list[str]]:
     return name, parts
 
 
-def planned(
+def plan_runs(
     arguments: Sequence[str],
     seeds: Sequence[int],
     sweeps: Sequence[tuple[str, Sequence[str]]],

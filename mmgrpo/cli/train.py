@@ -82,11 +82,11 @@ KEYS = {
 def main(arguments: Sequence[str] | None = None, about: str | None = "", default: str = DEFAULT) -> None:
     """Read the options, print the sizes and costs of the run, and run it; or start the runs of a sweep."""
     if on := settings_help.subject(words(arguments)):
-        print(settings_help.shown(defaults(words(arguments), default), on))
+        print(settings_help.help_on(defaults(words(arguments), default), on))
         return
     if sweep.is_asked(words(arguments)):
         refuse_launched(os.environ)
-        sweep.main(words(arguments), lambda given: checked(given, about or str(__doc__), default))
+        sweep.main(words(arguments), lambda given: check_arguments(given, about or str(__doc__), default))
         return
     if any(word.split("=")[0] == "--stages" for word in words(arguments)):
         train_stages(words(arguments), about or str(__doc__), default)
@@ -101,13 +101,13 @@ def main(arguments: Sequence[str] | None = None, about: str | None = "", default
     missing = missing_data(words(arguments), config)
     if config.dry_run:
         if first:
-            check_inputs(config, missing, inherited(words(arguments), config))
+            check_inputs(config, missing, overridden_settings(words(arguments), config))
         return
     if missing:
         raise FileNotFoundError(missing)
     check_model(config)
     check_adapters(config)
-    run_and_report(config, inherited(words(arguments), config))
+    run_and_report(config, overridden_settings(words(arguments), config))
 
 
 def run_and_report(config: Config, *given: Any) -> Any:
@@ -171,14 +171,14 @@ def refuse_launched(environment: Mapping[str, str]) -> None:
         raise ValueError("--seeds, --sweep: a launcher starts the processes of one run; start it once for each run")
 
 
-def checked(arguments: Sequence[str], about: str, default: str = DEFAULT) -> Config:
+def check_arguments(arguments: Sequence[str], about: str, default: str = DEFAULT) -> Config:
     """The configuration of a run that could start, as far as is known before anything is loaded; of a run in stages
     that of the last."""
     if any(word.split("=")[0] == "--stages" for word in arguments):
         from mmgrpo.cli import stages
 
-        asked = stages.stages_of(arguments, file_section(arguments))
-        return stages.plan(asked, lambda one: read_stage(one, about, default))[-1].config
+        selected = stages.stages_of(arguments, file_section(arguments))
+        return stages.plan(selected, lambda stage: read_stage(stage, about, default))[-1].config
     config = read(arguments, about, default)
     refuse_toys(arguments, config)
     arithmetic(config)
@@ -205,14 +205,14 @@ def read(arguments: Sequence[str], about: str, default: str = DEFAULT, stage: St
     )
     kind = config_class(model_family.sections)
     # A stage on data of its own is evaluated as the run is.
-    run = take_option(arguments, "--data.train")[1] if stage and "data.train" in stage.own else arguments
+    run = take_option(arguments, "--data.train")[1] if stage and "data.train" in stage.stated else arguments
     section = with_own(with_family(section, named), run, bool(name))
     section = {key: value for key, value in section.items() if key != "stages"}  # settings of further runs
     if stage:
-        return read_config(kind, arguments, stage.applied(section, kind), f"stage {stage.name}", f"{about}\n\n{note}")
+        return read_config(kind, arguments, stage.apply(section, kind), f"stage {stage.name}", f"{about}\n\n{note}")
     stored = bool(path) and Path(path).with_name(MARKER).is_file()
     config = read_config(kind, arguments, section, path or "the command line", f"{about}\n\n{note}", stored)
-    refuse_moot(config, usual(kind, config.algorithm.preset), inherited(arguments, config))
+    refuse_moot(config, usual(kind, config.algorithm.preset), overridden_settings(arguments, config))
     rewarded = "rewards" in section or any(word.split("=")[0] == "--rewards" for word in arguments)
     # A run on given answers alone has no use for the rewards of the embedded example, which its rows do not fit.
     return config if rewarded or config.data.offline < 1 else replace(config, rewards=[])
@@ -226,7 +226,7 @@ def defaults(arguments: Sequence[str], default: str) -> Config:
     return config_class(family(family_name(arguments, section, default)).sections)()
 
 
-def inherited(arguments: Sequence[str], config: Config) -> set[str]:
+def overridden_settings(arguments: Sequence[str], config: Config) -> set[str]:
     """The settings whose effect the command line may have taken by others that it gives (``overridden``)."""
     options = present_options([word for word in arguments if word.startswith("--")])
     names = [word.split("=")[0].removeprefix("--").replace("-", "_") for word in options]
@@ -268,8 +268,8 @@ def refuse_toys(arguments: Sequence[str], config: Config) -> None:
         inside = section.get(first, {}) if second else section
         return f"--{setting}" in options or (isinstance(inside, Mapping) and (second or first) in inside)
 
-    own = {"model.path": config.model.path, "data.train": config.data.train if is_named("data.train") else ""}
-    whose = next((f"{setting}={value}" for setting, value in own.items() if value and not is_embedded(value)), "")
+    paths = {"model.path": config.model.path, "data.train": config.data.train if is_named("data.train") else ""}
+    whose = next((f"{setting}={value}" for setting, value in paths.items() if value and not is_embedded(value)), "")
     if whose and not is_named("data.train"):
         raise ValueError(
             f"data.train is required with {whose}; add --data.train FILE (docs/data.md lists the formats), e.g. a "
@@ -303,13 +303,16 @@ def fitting(config: Config) -> str:
     from mmgrpo.scoring.manifest import obstacle
 
     manifests = {name: entry.read_manifest() for name, entry in entries().items()}
-    default, *_ = (parse(one)[0] for one in family(config.model.family).sections.rewards)
+    default, *_ = (parse(reward)[0] for reward in family(config.model.family).sections.rewards)
     usual = manifests.get(default)
     outputs = {"Video"} if "frames" in {f.name for f in fields(config.model)} else set(usual.scores if usual else ())
     fit = [
         name
         for name in dict.fromkeys([default, *manifests])
-        if (one := manifests.get(name)) and outputs & {*one.scores} and not one.group and not obstacle(one)
+        if (manifest := manifests.get(name))
+        and outputs & {*manifest.scores}
+        and not manifest.group
+        and not obstacle(manifest)
     ]
 
     # Those first that read nothing but the words of the prompt, since what else is in the rows is not known, and need
@@ -379,7 +382,7 @@ def _arithmetic(config: Config, processes: int) -> str:
             f"           split into {split}",
             f"the run:   {config.steps:,} optimizer steps = {rollouts:,} rollouts{' = ' * bool(totals)}{totals}",
             *([f"offline:   the first {offline:,} optimizer steps train on given answers"] if offline else []),
-            f"evaluated: {evaluated(config)}",
+            f"evaluated: {evaluation_in_words(config)}",
             *([f"stopped:   {early}"] if (early := stopped_early(config)) else []),
         ]
     )
@@ -561,7 +564,7 @@ def check_adapters(config: Config) -> None:
         ExistingLora.of(config.model, fetched=False)
 
 
-def evaluated(config: Config) -> str:
+def evaluation_in_words(config: Config) -> str:
     """On which prompts a run is evaluated, in words."""
     if config.eval.skip:
         return "not at all (eval.skip)"

@@ -103,8 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         models, users = train_groups(data.comparisons, args.user_groups, args.user_rounds, features, parameters, how)
         for number, model in enumerate(models):
-            own = [name for name, group in users.items() if group == number]
-            _finish(model, folder / f"group-{number}", {**record, "users": len(own)}, heldout, set(own), device)
+            names = [name for name, group in users.items() if group == number]
+            _finish(model, folder / f"group-{number}", {**record, "users": len(names)}, heldout, set(names), device)
         write_text(folder / "users.json", json.dumps(users, indent=1))
     elif args.lora_rank:
         from mmgrpo.files import write_tensors
@@ -135,7 +135,9 @@ def _finish(
     model.description = replace(model.description, training=record)
     save(model, folder)
     if heldout and users is not None:
-        heldout = replace(heldout, comparisons=tuple(one for one in heldout.comparisons if one.user in users))
+        heldout = replace(
+            heldout, comparisons=tuple(comparison for comparison in heldout.comparisons if comparison.user in users)
+        )
     if heldout and heldout.comparisons:
         load.cache_clear()
         saved = load(str(folder), device)

@@ -52,19 +52,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     if not args.reward:
         for name, targets in TARGETS.items():
-            for one in targets:
-                print(f"{name:14} {one.data:12} {one.value:.3f}  {one.parameters:16} {one.source}")
+            for target in targets:
+                print(f"{name:14} {target.data:12} {target.value:.3f}  {target.parameters:16} {target.source}")
         return
     name, parameters = parse(args.reward, "--reward")
     if name not in TARGETS:
         raise ValueError(f"--reward: no published number of '{name}' is known.{nearest(name, TARGETS)}")
-    known = {one.data for one in TARGETS[name]}
-    wanted = [one for one in TARGETS[name] if one.parameters in args.reward.replace('"', "'")]
+    known = {target.data for target in TARGETS[name]}
+    wanted = [target for target in TARGETS[name] if target.parameters in args.reward.replace('"', "'")]
     if not wanted:
-        versions = " or ".join(sorted({f"{name}({one.parameters})" for one in TARGETS[name]}))
+        versions = " or ".join(sorted({f"{name}({target.parameters})" for target in TARGETS[name]}))
         raise ValueError(f"--reward: got {args.reward}, but its published numbers are of {versions}")
     formats = {spec: spec.partition(":")[0].partition("(")[0] for spec in args.data}
-    missing = sorted(set(formats.values()) - {one.data for one in wanted})
+    missing = sorted(set(formats.values()) - {target.data for target in wanted})
     if missing or not formats:
         raise ValueError(
             f"--data: got {', '.join(missing) or 'nothing'}, expected benchmarks with a published number of {name}: "
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for data, form in formats.items():
         benchmark = read_benchmark(data, args.limit)
         result = evaluate(benchmark, score([judge], benchmark.comparisons, args.batch_size)[judge.name])
-        for verdict in verdicts([one for one in wanted if one.data == form], result):
+        for verdict in verdicts([target for target in wanted if target.data == form], result):
             print(verdict)
             passed &= verdict.passed
     if not passed:

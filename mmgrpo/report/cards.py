@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from mmgrpo.evaluation import HELDOUT, split_title
 from mmgrpo.report.audio_player import KINDS, MIME, Word, error_summary, errors, sound, words
 from mmgrpo.report.figures import Cell, is_number, number
-from mmgrpo.report.media import PREDICTION, REFERENCE, MediaFolder, Medium, contained, shown_image
+from mmgrpo.report.media import PREDICTION, REFERENCE, MediaFolder, Medium, resolve_within, shown_image
 from mmgrpo.report.turns import Block, blocks, read_turns
 from mmgrpo.report.untrusted import MAX_JSON, brief, parse_json, printable, read_text
 
@@ -116,7 +116,7 @@ def read_completions(folder: Path) -> dict[str, dict[str, list[Row]]]:
     rows: dict[str, dict[str, list[Row]]] = {}
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: order.get(split_title(path.stem)[0], (1, path.stem))):
         moment, name = split_title(path.stem)
-        if path.is_file() and contained(folder, path.name):
+        if path.is_file() and resolve_within(folder, path.name):
             # Not splitlines: texts may contain Unicode line separators.
             lines = enumerate(read_text(folder, path.name, MAX_JSON).split("\n"), start=1)
             rows.setdefault(name, {})[moment] = [_row(line, f"{path}:{n}") for n, line in lines if line.strip()]
@@ -170,7 +170,7 @@ def section(
     sides = {id: [(title, rows[title][id]) for title in titles if id in rows[title]] for id in ids}
     all_rows = [row for pair in sides.values() for _, row in pair]
     boxed, aligned = any(row.get("boxes") for row in all_rows), any(row["aligned"] for row in all_rows)
-    names = [one for row in all_rows[:1] for one in row["rewards"]]
+    names = [name for row in all_rows[:1] for name in row["rewards"]]
     return Section(
         name=name,
         heading="Held-out prompts" if name == HELDOUT else f"Prompts of {name}",

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from matplotlib.ticker import MaxNLocator
 
 from mmgrpo.report.figures import number
-from mmgrpo.report.plots import running_mean, thinned, title_of
+from mmgrpo.report.plots import running_mean, thin_out, title_of
 from mmgrpo.report.results import Point
 
 SIDE = 1000.0
@@ -89,8 +89,8 @@ class Scale:
 
 def metric_chart(title: str, steps: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> Chart:
     """A metric over optimizer steps: every value as a thin line, their running mean as a thick one."""
-    x, thin = thinned(steps, values, POINTS)
-    _, thick = thinned(steps, running_mean(values), POINTS)
+    x, thin = thin_out(steps, values, POINTS)
+    _, thick = thin_out(steps, running_mean(values), POINTS)
     known = np.isfinite(thin)
     across, high = Scale(x), Scale(thin[known], MARGIN)
     texts = [f"step {step}: {number(float(value), '.4g')}" for step, value in zip(x, thin)]
@@ -101,7 +101,7 @@ def metric_chart(title: str, steps: npt.NDArray[np.int64], values: npt.NDArray[n
         thick=_lines(x, thick, across, high),
         dots=int(known.sum()) < 3,
         stops=_stops(x, thin, across, high, texts),
-        high=flipped(high.ticks(3)) if known.any() else [],
+        high=flip(high.ticks(3)) if known.any() else [],
         wide=across.ticks(4, integer=True) if known.any() else [],
     )
 
@@ -130,7 +130,7 @@ def interval_chart(title: str, points: Sequence[Point], places: int = 3) -> Char
         base=SIDE - up(float(mean[0])) if len(points) > 1 else None,
         dots=True,
         stops=_stops(x, mean, across, up, texts),
-        high=flipped(up.ticks()),
+        high=flip(up.ticks()),
         wide=across.ticks(6, integer=True),
     )
 
@@ -157,7 +157,7 @@ def quantile_chart(title: str, steps: npt.NDArray[np.float64], levels: npt.NDArr
         bands=bands,
         dots=len(steps) < 3,
         stops=_stops(steps, levels[:, 2], across, high, texts),
-        high=flipped(high.ticks(3)),
+        high=flip(high.ticks(3)),
         wide=across.ticks(4, integer=True),
     )
 
@@ -169,7 +169,7 @@ def _about(title: str, x: npt.NDArray[np.generic], values: npt.NDArray[np.float6
     return f"{title_of(title)} over steps {x[0]:g} to {x[-1]:g}, from {first} to {last}"
 
 
-def flipped(ticks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+def flip(ticks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
     """Ticks of a scale that runs upwards, from the top."""
     return [(round(100 - at, 2), text) for at, text in ticks]
 

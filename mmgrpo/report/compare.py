@@ -107,7 +107,7 @@ def read_ended(folder: Path) -> Run:
         before=before.values,
         after=after.values,
         directions=after.directions,
-        curve={one.step: {n: _mean(values) for n, values in one.values.items()} for one in read_measured(folder)},
+        curve={point.step: {n: _mean(values) for n, values in point.values.items()} for point in read_measured(folder)},
         samples=_samples(folder, after.prompts),
     )
 
@@ -124,7 +124,7 @@ def _samples(folder: Path, prompts: Sequence[str]) -> dict[str, list[list[float]
 
 def compare(runs: Sequence[Run]) -> list[Row]:
     """The rows of all rewards that every run has, those that are trained on first."""
-    groups = grouped(runs)
+    groups = group_by_settings(runs)
     shared = [name for name in runs[0].after if all(name in run.after and name in run.before for run in runs)]
     if not shared:
         raise ValueError("the runs have no reward in common: each was evaluated with others")
@@ -137,7 +137,7 @@ def compare(runs: Sequence[Run]) -> list[Row]:
     return rows
 
 
-def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def group_by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs that differ in their seed alone, by a label of the settings in which they differ from the others."""
     kinds: dict[str, list[Run]] = {}
     for run in runs:
@@ -235,11 +235,11 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def coloured(row: Row) -> list[str]:
+def coloured_cells(row: Row) -> list[str]:
     """``cells`` with significant differences in colours, where the output has any."""
     line = cells(row)
-    for place, one in ((5, row.gain), (7, row.against)):
-        line[place] = style_text(line[place], *(style(one.as_dict(), row.direction) if one else ()))
+    for place, difference in ((5, row.gain), (7, row.against)):
+        line[place] = style_text(line[place], *(style(difference.as_dict(), row.direction) if difference else ()))
     return line
 
 
@@ -249,7 +249,7 @@ def _in_words(one: Interval) -> str:
 
 def table(rows: Sequence[Row], markdown: bool = False) -> str:
     """The rows as a table for a terminal, or in Markdown; columns without an entry are left out."""
-    lines = [list(HEADINGS), *((cells if markdown else coloured)(row) for row in rows)]
+    lines = [list(HEADINGS), *((cells if markdown else coloured_cells)(row) for row in rows)]
     kept = [number for number in range(len(HEADINGS)) if any(line[number] for line in lines[1:])]
     lines = [[line[number] for number in kept] for line in lines]
     if markdown:
@@ -276,7 +276,7 @@ def plain(value: Any) -> Any:
 def curves(runs: Sequence[Run], reward: str) -> dict[str, tuple[list[int], npt.NDArray[np.float64]]]:
     """Label to the steps at which all seeds were evaluated, and their means [seeds, steps]."""
     lines = {}
-    for label, members in grouped(runs).items():
+    for label, members in group_by_settings(runs).items():
         steps = [step for step in sorted(members[0].curve) if all(reward in run.curve.get(step, {}) for run in members)]
         lines[label] = steps, np.array([[run.curve[step][reward] for step in steps] for run in members])
     return lines

@@ -57,7 +57,7 @@ def write_completions(
         completion = {"completion": output.transcript, "tokens": output.tokens, "truncated": output.truncated}
         completion |= {"turns": output.messages} if output.turns else {}
         row = _row(stem, shown, i, media[i], aligned[i] if aligned else ())
-        images = {"returned": _written(stem, f"{i:03d}-returned-", returned[i])} if returned and returned[i] else {}
+        images = {"returned": _write_media(stem, f"{i:03d}-returned-", returned[i])} if returned and returned[i] else {}
         rows.append({**row, "boxes": dict(boxes[i]) if boxes else {}, **completion, **images})
     _write_rows(stem, rows)
 
@@ -126,14 +126,14 @@ def _row(stem: Path, shown: Shown, i: int, media: Sequence[Pil.Image | Sound], a
         "task": prompt.task,
         "prompt": words(prompt),
         "meta": dict(prompt.meta),
-        "media": _written(stem, f"{i:03d}-", media),
+        "media": _write_media(stem, f"{i:03d}-", media),
         "aligned": [list(position) for position in aligned],
         "answer": prompt.answer,
         "rewards": {name: value if math.isfinite(value) else None for name, value in values.items()},
     }
 
 
-def _written(stem: Path, begin: str, media: Sequence[Pil.Image | Sound]) -> list[str]:
+def _write_media(stem: Path, begin: str, media: Sequence[Pil.Image | Sound]) -> list[str]:
     """The names of files with these media, which begin with a text and a number."""
     names = []
     for number, medium in enumerate(media):

@@ -39,7 +39,11 @@ def number(value: Any, form: str = ".3f") -> str:
 def decimals(*estimates: Any) -> int:
     """Decimals that show two digits of the narrowest interval, at least 3 for numbers below 10, at most 6: 3 for 0.1 to
     0.2, 5 for 0.0012 to 0.0019, 0 for 120 to 190; 3 where every interval is a point."""
-    intervals = [(one["low"], one["high"]) for one in estimates if _is_estimate(one) and one["high"] > one["low"]]
+    intervals = [
+        (estimate["low"], estimate["high"])
+        for estimate in estimates
+        if _is_estimate(estimate) and estimate["high"] > estimate["low"]
+    ]
     if not intervals:
         return 3
     narrow = 1 - math.floor(math.log10(min(high - low for low, high in intervals)))

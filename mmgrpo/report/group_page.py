@@ -29,10 +29,10 @@ from mmgrpo.report.media import (
     MAX_PIXELS,
     MediaFolder,
     Medium,
-    contained,
     image_uri,
     jpeg,
     read_medium,
+    resolve_within,
     shown_image,
 )
 from mmgrpo.report.render import render
@@ -116,7 +116,7 @@ def colour(advantage: float, largest: float) -> str:
         return "rgb(255, 255, 255)"
     share = min(1.0, abs(advantage) / largest)
     full = POSITIVE if advantage > 0 else NEGATIVE
-    return "rgb({}, {}, {})".format(*(round(255 + share * (one - 255)) for one in full))
+    return "rgb({}, {}, {})".format(*(round(255 + share * (channel - 255)) for channel in full))
 
 
 def branching(group: Group, media: MediaFolder) -> Branching | None:
@@ -146,9 +146,9 @@ def branching(group: Group, media: MediaFolder) -> Branching | None:
     nodes = []
     for key in order:
         parent, samples, advantage = parents[key], below[key], advantages[key]
-        tree = [i for i, one in enumerate(members) if one.tree == members[samples[0]].tree]
+        tree = [i for i, member in enumerate(members) if member.tree == members[samples[0]].tree]
         start = height[parent] if parent else sum(map(_height, tree)) / len(tree)
-        trained = any(members[one].trained[key.step] for one in samples)
+        trained = any(members[i].trained[key.step] for i in samples)
         x = LEFT + column * key.step
         nodes.append(
             Node(
@@ -193,8 +193,7 @@ def _about(group: Group, key: Key, samples: Sequence[int], descendants: int, tra
         *([f"sigma {number(std)}"] if isfinite(std) else []),
         *([] if trained else ["not trained"]),
         f"{descendants} {'decision' if descendants == 1 else 'decisions'} below it",
-        ("samples " if len(samples) > 1 else "sample ")
-        + ", ".join(str(group.members[one].number + 1) for one in samples),
+        ("samples " if len(samples) > 1 else "sample ") + ", ".join(str(group.members[i].number + 1) for i in samples),
     ]
     return " · ".join(facts)
 
@@ -237,8 +236,8 @@ def group_page(folder: Path, group: Group, interactive: bool = False, most: int 
     images = len(group.prompt["media"]) + sum(1 + len(member.previews) for member in group.members)
     place = folder / "groups" / place_of(group.step)
     share = most // images if most < MAX_PAGE_BYTES else 0
-    media = MediaFolder(place, most, share) if contained(folder, "groups") else None
-    if media is None or contained(folder, f"groups/{media.path.name}") is None:
+    media = MediaFolder(place, most, share) if resolve_within(folder, "groups") else None
+    if media is None or resolve_within(folder, f"groups/{media.path.name}") is None:
         raise ValueError(f"{printable(folder)}: groups lies outside of the run folder, and is not read")
     tree = branching(group, media)
     return render(

@@ -11,7 +11,7 @@ from statistics import pstdev
 from typing import Any
 
 from mmgrpo.report.figures import is_number
-from mmgrpo.report.media import contained
+from mmgrpo.report.media import resolve_within
 from mmgrpo.report.turns import read_turns
 from mmgrpo.report.untrusted import MIB, brief, mapping, parse_json, printable, read_text
 
@@ -76,18 +76,20 @@ class Group:
     @property
     def spread(self) -> float:
         """The standard deviation of the rewards, in which advantages are measured; 0 of fewer than two."""
-        rewards = [one.reward for one in self.members if isfinite(one.reward)]
+        rewards = [member.reward for member in self.members if isfinite(member.reward)]
         return pstdev(rewards) if len(rewards) > 1 else 0.0
 
     @property
     def ranked(self) -> list[Member]:
         """Members by reward, the highest first, those without one last."""
-        return sorted(self.members, key=lambda one: (-one.reward if isfinite(one.reward) else inf, one.number))
+        return sorted(
+            self.members, key=lambda member: (-member.reward if isfinite(member.reward) else inf, member.number)
+        )
 
     @property
     def largest(self) -> float:
         """The largest absolute advantage."""
-        return max((abs(one.advantage) for one in self.members if isfinite(one.advantage)), default=0.0)
+        return max((abs(member.advantage) for member in self.members if isfinite(member.advantage)), default=0.0)
 
 
 def group_steps(folder: Path) -> list[int]:
@@ -95,7 +97,7 @@ def group_steps(folder: Path) -> list[int]:
     paths = [path for path, _ in zip(folder.glob("groups/step-*/group.json"), range(MAX_GROUPS))]
     names = [name for path in paths if (name := STEP.fullmatch(path.parent.name))]
     steps = sorted({int(name[1]) for name in names if name[0] == place_of(int(name[1]))})
-    return [step for step in steps if contained(folder, f"groups/{place_of(step)}/group.json")]
+    return [step for step in steps if resolve_within(folder, f"groups/{place_of(step)}/group.json")]
 
 
 def read_group(folder: Path, step: int) -> Group:
@@ -105,7 +107,7 @@ def read_group(folder: Path, step: int) -> Group:
     if not text:
         raise ValueError(f"{place}: the groups of this step were removed; choose another step")
     record = mapping(parse_json(text, place), place)
-    members = [_member(one, f"{place}: members") for one in _list(record.get("members"), f"{place}: members")]
+    members = [_member(item, f"{place}: members") for item in _list(record.get("members"), f"{place}: members")]
     if not 0 < len(members) <= MAX_MEMBERS or (total := sum(len(m.advantages) for m in members)) > MAX_DECISIONS:
         got = f"{len(members):,} members" if not 0 < len(members) <= MAX_MEMBERS else f"{total:,} decisions"
         raise ValueError(f"{place}: got {got}, expected 1 to {MAX_MEMBERS:,} members, {MAX_DECISIONS:,} decisions")
@@ -137,11 +139,13 @@ def _member(value: Any, place: str) -> Member:
         raise ValueError(f"{place}: output: got turns {brief(output['turns'])}, expected pairs of a role and a text")
     previews = mapping(record.get("previews"), f"{place}: previews")
     rewards = mapping(record.get("rewards"), f"{place}: rewards")
-    advantages = [_number(one) for one in _list(record.get("advantages"), place)]
+    advantages = [_number(item) for item in _list(record.get("advantages"), place)]
     lists = {name: _list(record.get(name, []), f"{place}: {name}") for name in ("trained", "std", "nodes")}
-    for name, one in lists.items():
-        if len(one) != len(advantages) and (one or name == "trained"):
-            raise ValueError(f"{place}: {name}: got {len(one):,} values, expected {len(advantages):,} as of advantages")
+    for name, values in lists.items():
+        if len(values) != len(advantages) and (values or name == "trained"):
+            raise ValueError(
+                f"{place}: {name}: got {len(values):,} values, expected {len(advantages):,} as of advantages"
+            )
     if not all(isinstance(node, int) and -1 <= node <= MAX_DECISIONS for node in lists["nodes"]):
         raise ValueError(f"{place}: nodes: got {brief(lists['nodes'])}, expected integers from -1 to {MAX_DECISIONS:,}")
     return Member(
@@ -151,11 +155,11 @@ def _member(value: Any, place: str) -> Member:
         output=output,
         previews={name: file for name, file in previews.items() if isinstance(file, str)},
         reward=_number(record.get("reward")),
-        rewards={name: _number(one) for name, one in rewards.items()},
+        rewards={name: _number(reward) for name, reward in rewards.items()},
         advantage=_number(record.get("advantage")),
         advantages=advantages,
-        trained=[one == 1 for one in lists["trained"]],
-        std=[_number(one) for one in lists["std"]],
+        trained=[item == 1 for item in lists["trained"]],
+        std=[_number(item) for item in lists["std"]],
         nodes=lists["nodes"],
         abstained=tuple(name for name in _list(record.get("abstained", []), place) if isinstance(name, str)),
     )

@@ -71,9 +71,13 @@ class Alarm:
 
 def alarms(evaluations: Sequence[Measured]) -> list[Alarm]:
     """The alarms of a run, at most one per evaluation and held-out reward, ordered by step."""
-    ordered = sorted({one.step: one for one in evaluations}.values(), key=lambda one: one.step)
+    ordered = sorted(
+        {evaluation.step: evaluation for evaluation in evaluations}.values(), key=lambda evaluation: evaluation.step
+    )
     raised = []
-    for held_out in dict.fromkeys(name for one in ordered for name in one.values if name not in one.directions):
+    for held_out in dict.fromkeys(
+        name for evaluation in ordered for name in evaluation.values if name not in evaluation.directions
+    ):
         apart = [_apart(ordered[:k], ordered[k], held_out) for k in range(1, len(ordered))]
         for k, alarm in enumerate(apart):
             recent = apart[max(0, k + 1 - NEEDED) : k + 1]
@@ -84,10 +88,10 @@ def alarms(evaluations: Sequence[Measured]) -> list[Alarm]:
 
 def _apart(earlier: Sequence[Measured], now: Measured, held_out: str) -> Alarm | None:
     """The held-out reward against the trained reward that has risen most significantly, if they are apart."""
-    known = [one for one in earlier if np.isfinite(one.values.get(held_out, np.array([]))).any()]
+    known = [evaluation for evaluation in earlier if np.isfinite(evaluation.values.get(held_out, np.array([]))).any()]
     if not known or held_out not in now.values:
         return None
-    start = max(known, key=lambda one: float(np.nanmean(one.values[held_out])))
+    start = max(known, key=lambda evaluation: float(np.nanmean(evaluation.values[held_out])))
     error = ERROR / len(known)
     loss = paired_interval(start.values[held_out], now.values[held_out], error)
     if loss is None or loss.high >= 0:

@@ -29,7 +29,7 @@ from mmgrpo.report.group_page import group_page, widest_group
 from mmgrpo.report.groups import group_steps
 from mmgrpo.report.ledger import NOTE as NOTE_OF_PROMPTS
 from mmgrpo.report.ledger import Hardness, read_hardness
-from mmgrpo.report.media import MediaFolder, Medium, contained, shown_image
+from mmgrpo.report.media import MediaFolder, Medium, resolve_within, shown_image
 from mmgrpo.report.plots import series
 from mmgrpo.report.render import render
 from mmgrpo.report.results import Point, Result, rate_names, results, verdict
@@ -207,12 +207,15 @@ def hardest_table(hardness: Hardness | None) -> Table:
 
 def evaluation_table(run: RunFolder) -> Table:
     """The held-out means of every evaluation; no rows where the table before and after has them all."""
-    names = list(dict.fromkeys(name for one in run.history for name in (*one.rewards, *one.rates)))
+    names = list(dict.fromkeys(name for evaluation in run.history for name in (*evaluation.rewards, *evaluation.rates)))
     rows, evaluations = {}, run.history if len(run.history) > 2 else ()
-    places = {name: decimals(*({**one.rewards, **one.rates}.get(name) for one in evaluations[1:])) for name in names}
-    for one in evaluations:
-        estimates = {**one.rewards, **one.rates}
-        rows[f"step {one.step}"] = [mean_cell(estimates.get(name), places[name]) for name in names]
+    places = {
+        name: decimals(*({**evaluation.rewards, **evaluation.rates}.get(name) for evaluation in evaluations[1:]))
+        for name in names
+    }
+    for evaluation in evaluations:
+        estimates = {**evaluation.rewards, **evaluation.rates}
+        rows[f"step {evaluation.step}"] = [mean_cell(estimates.get(name), places[name]) for name in names]
     return Table("Held-out prompts at every evaluation", ["optimizer step", *names], rows, [CHANGES])
 
 
@@ -281,9 +284,9 @@ def write_report(folder: str | Path) -> Path:
 
 def page_values(folder: Path, run: RunFolder) -> dict[str, Any]:
     """The values of the template ``report.html``, without what is left out."""
-    found = results(run)
-    main = next((one.name for one in found if one.role == "trained"), "")
-    samples = folder / "samples" if contained(folder, "samples") else None
+    outcomes = results(run)
+    main = next((result.name for result in outcomes if result.role == "trained"), "")
+    samples = folder / "samples" if resolve_within(folder, "samples") else None
     files = prompt_files(MediaFolder(samples, MEDIA, IMAGE), main, PROMPTS) if samples else []
     first = [file for file in files[:1] if file.name == HELDOUT]
     sheets = grids(run, MediaFolder(samples, GRIDS, GRID)) if samples else []
@@ -291,15 +294,19 @@ def page_values(folder: Path, run: RunFolder) -> dict[str, Any]:
     tables = [reward_table(run), error_rate_table(run)]
     return {
         **head(run),
-        **glance(folder, run, found),
+        **glance(folder, run, outcomes),
         "prompt_files": first,
         "grids": shown,
         "results": [table for table in tables if table.rows],
-        "folded": folded(folder, run, files[len(first) :], [sheet for sheet in sheets if sheet.heading], not found),
+        "folded": folded_parts(
+            folder, run, files[len(first) :], [sheet for sheet in sheets if sheet.heading], not outcomes
+        ),
     }
 
 
-def folded(folder: Path, run: RunFolder, files: Sequence[Section], sheets: Sequence[Grids], never: bool) -> list[Part]:
+def folded_parts(
+    folder: Path, run: RunFolder, files: Sequence[Section], sheets: Sequence[Grids], never: bool
+) -> list[Part]:
     """What a report folds. ``files`` are further ones of prompts; a run that was ``never`` evaluated has its group
     open, since that is all that it drew."""
     hardness, drawn = read_hardness(folder), curves(run)
@@ -323,17 +330,19 @@ def folded(folder: Path, run: RunFolder, files: Sequence[Section], sheets: Seque
     return [*parts, Part("Configuration", render("configuration.html", {"run": run, "facts": facts(run)}))]
 
 
-def glance(folder: Path, run: RunFolder, found: Sequence[Result]) -> dict[str, Any]:
+def glance(folder: Path, run: RunFolder, outcomes: Sequence[Result]) -> dict[str, Any]:
     """The values of the template ``glance.html``: the card and its curves, or how to evaluate."""
     names = [name for name in run.metric_names() if REWARD_MEAN.fullmatch(name)]
-    training = [] if found else [(label_of(name), *ends(run, name)) for name in names[:3]]
+    training = [] if outcomes else [(label_of(name), *ends(run, name)) for name in names[:3]]
     return {
-        "results_shown": [(one, interval_chart(one.name, history(run, one), one.places)) for one in found[:RESULTS]],
-        "more_results": max(0, len(found) - RESULTS),
-        "way_to_evaluate": "" if found else way_to_evaluate(folder, run),
+        "results_shown": [
+            (result, interval_chart(result.name, history(run, result), result.places)) for result in outcomes[:RESULTS]
+        ],
+        "more_results": max(0, len(outcomes) - RESULTS),
+        "way_to_evaluate": "" if outcomes else way_to_evaluate(folder, run),
         "training": training,
         "training_chart": None
-        if found or not names
+        if outcomes or not names
         else metric_chart(label_of(names[0]), *series(run.metrics, names[0])),
     }
 
@@ -345,9 +354,11 @@ def history(run: RunFolder, result: Result) -> Sequence[Point]:
     ends = [(0, result.before), (run.last_step, result.after)]
     names = ("mean", "low", "high")
     known = [
-        (step, one) for step, one in ends if isinstance(one, Mapping) and all(is_number(one.get(n)) for n in names)
+        (step, estimate)
+        for step, estimate in ends
+        if isinstance(estimate, Mapping) and all(is_number(estimate.get(n)) for n in names)
     ]
-    return [Point(step, *(float(one[name]) for name in names)) for step, one in known]
+    return [Point(step, *(float(estimate[name]) for name in names)) for step, estimate in known]
 
 
 def way_to_evaluate(folder: Path, run: RunFolder) -> str:

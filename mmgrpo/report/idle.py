@@ -92,7 +92,7 @@ class Idle:
     """What it is about, where one cause can have several: the name of a reward."""
 
     @staticmethod
-    def unchanged(folder: Path, step: int) -> Idle:
+    def unchanged_model(folder: Path, step: int) -> Idle:
         """The alarm of a saved model that is the one from before training."""
         settings = "optim.lr, model.dtype"
         return Idle(
@@ -203,17 +203,17 @@ class Watch:
 
     def alarms(self, ended: bool = False) -> list[Idle]:
         """What is wrong so far, each cause of each reward once; ``ended``: no round follows."""
-        found, count = [*self.fixed], self.row.total()
+        alarms, count = [*self.fixed], self.row.total()
         enough = self.rounds >= FEW or (ended and self.rounds > 0)
         if (count == self.rounds and enough) or count >= LONG:
-            found.append(self._idle(self.row, count, self.since))
+            alarms.append(self._idle(self.row, count, self.since))
         elif ended and 2 * self.idle >= self.rounds >= FEW:
-            found.append(self._idle(self.all_causes, self.idle, self.first))
+            alarms.append(self._idle(self.all_causes, self.idle, self.first))
         if enough:
-            found += [self._constant(name, value) for name, value in self.constant.items()]
-        found += [self._collapsed(name, count) for name, count in self.alike.items() if count >= FEW]
+            alarms += [self._constant(name, value) for name, value in self.constant.items()]
+        alarms += [self._collapsed_votes(name, count) for name, count in self.alike.items() if count >= FEW]
         if enough and self.coarse == self.rounds:
-            found.append(
+            alarms.append(
                 Idle(
                     "clip_range",
                     "algorithm.objective, model.dtype, optim.updates, optim.epochs",
@@ -226,7 +226,7 @@ class Watch:
                 )
             )
         if self.faint >= FEW or (ended and self.faint > 0):
-            found.append(
+            alarms.append(
                 Idle(
                     "faint_gradient",
                     "algorithm.aggregation, algorithm.terms, optim.eps",
@@ -239,7 +239,7 @@ class Watch:
                 )
             )
         if enough and self.uncalled == self.rounds:
-            found.append(
+            alarms.append(
                 Idle(
                     "uncalled_tools",
                     "data.system, model.path, sampling.turns",
@@ -251,10 +251,10 @@ class Watch:
                 )
             )
         if max(self.one_sided, self.misled) >= FEW:
-            found.append(self._misjudged())
+            alarms.append(self._collapsed_judge())
         # The first stays: one that settings show says more than the rounds that show it too.
         once: dict[tuple[str, str], Idle] = {}
-        for alarm in found:
+        for alarm in alarms:
             once.setdefault((alarm.cause, alarm.subject), alarm)
         return [*once.values()]
 
@@ -272,7 +272,7 @@ class Watch:
             f"this run trains nothing: in {rounds}, up to step {self.last}, {words}{also}; look at {settings}",
         )
 
-    def _collapsed(self, name: str, count: int) -> Idle:
+    def _collapsed_votes(self, name: str, count: int) -> Idle:
         settings = "rewards, optim.lr, sampling.temperature, --steps"
         return Idle(
             "collapsed_votes",
@@ -286,7 +286,7 @@ class Watch:
             name,
         )
 
-    def _misjudged(self) -> Idle:
+    def _collapsed_judge(self) -> Idle:
         settings = "algorithm.judging, rewards, optim.lr"
         if self.one_sided >= FEW:
             what = f"at least {ALIKE:.0%} of the verdicts of the last {self.one_sided} rounds, up to step {self.last}, "
@@ -402,15 +402,15 @@ def write_alarms(folder: Path, alarms: Sequence[Idle]) -> None:
 def read_alarms(folder: Path) -> list[Idle]:
     """The alarms in ``alarms.json`` of a run folder, which is untrusted input; what is none is left out."""
     rows = parse_json(read_text(folder, FILE, MAX_JSON) or "[]", folder / FILE)
-    found = []
+    alarms = []
     for row in rows[:MOST] if isinstance(rows, list) else []:
         texts = [row.get(name) for name in ("cause", "settings", "message")] if isinstance(row, dict) else [None]
         steps = [row.get(name) for name in ("since", "step")] if isinstance(row, dict) else [None]
         subject = str(row.get("subject", ""))[:200] if isinstance(row, dict) else ""
         if all(isinstance(text, str) for text in texts) and all(type(step) is int for step in steps):
             cause, settings, message = (str(text)[:2000] for text in texts)
-            found.append(Idle(cause, settings, *map(int, steps), message, subject))  # type: ignore[arg-type]
-    return found
+            alarms.append(Idle(cause, settings, *map(int, steps), message, subject))  # type: ignore[arg-type]
+    return alarms
 
 
 def _one_value(row: Mapping[str, Any], name: str) -> float | None:

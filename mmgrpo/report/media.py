@@ -69,7 +69,7 @@ class MediaFolder:
         self.limit = self.left
 
 
-def contained(folder: Path, name: str) -> Path | None:
+def resolve_within(folder: Path, name: str) -> Path | None:
     """The path ``<folder>/<name>`` with all links resolved; None if it is not in ``folder`` or is invalid.
 
     An absolute name is refused, wherever it points.
@@ -85,7 +85,7 @@ def contained(folder: Path, name: str) -> Path | None:
 
 def read_medium(folder: MediaFolder, name: str, suffixes: Collection[str], max_bytes: int) -> bytes:
     """The content of ``<folder>/<name>``; Unavailable if it has another suffix or more than ``max_bytes``."""
-    path = contained(folder.path, name)
+    path = resolve_within(folder.path, name)
     if path is None:
         raise Unavailable(f"{name} is refused: it lies outside {folder.path.name}/")
     if Path(name).suffix.lower() not in suffixes:

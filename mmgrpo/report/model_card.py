@@ -158,7 +158,9 @@ def card(
         "pipeline_tag": task,
         "license": base.licence,
         "tags": [*filter(None, ["mmgrpo", "grpo", "reinforcement-learning", preset, "lora" if adapters else ""])],
-        "model-index": [{"name": title, "results": found}] if (found := results(run, task)) and task else [],
+        "model-index": [{"name": title, "results": evaluations}]
+        if (evaluations := results(run, task)) and task
+        else [],
     }
     metadata = {key: value for key, value in metadata.items() if value}
     if not base.on_hub:
@@ -219,9 +221,9 @@ def results(run: RunFolder, task: str) -> list[dict[str, Any]]:
     """The held-out means after training, as the hub's evaluation results."""
     data = mapping(run.config.get("data", {}), "data")
     metrics = [
-        {"type": name, "name": name, "value": round(one["mean"], 4)}
-        for name, one in mapping(run.evaluation.get("after", {}), "evaluation").items()
-        if is_number(one.get("mean"))
+        {"type": name, "name": name, "value": round(estimate["mean"], 4)}
+        for name, estimate in mapping(run.evaluation.get("after", {}), "evaluation").items()
+        if is_number(estimate.get("mean"))
     ]
     heldout = str(data.get("heldout", ""))
     dataset = {"name": heldout or "held-out prompts", "type": re.sub(r"[^\w/.-]+", "-", heldout) or "held-out"}

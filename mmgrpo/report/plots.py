@@ -63,7 +63,7 @@ def title_of(name: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in name[:60])
 
 
-def thinned(steps: np.ndarray, values: np.ndarray, most: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
+def thin_out(steps: np.ndarray, values: np.ndarray, most: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
     """Every k-th row, with the smallest k for which at most ``most`` remain: matplotlib fails on very long lines."""
     stride = -(-len(values) // most) or 1
     return steps[::stride], values[::stride]

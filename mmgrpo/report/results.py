@@ -105,25 +105,25 @@ def results(run: RunFolder) -> list[Result]:
             ("trained" if name in run.directions else "watched") if run.directions else "",
             -1 if run.directions.get(name, 1) < 0 else 1,
             *(side.get(name) for side in (*sides, differences)),
-            history=_points([(one.step, one.rewards.get(name)) for one in run.history]),
+            history=_points([(evaluation.step, evaluation.rewards.get(name)) for evaluation in run.history]),
         )
         for name in dict.fromkeys([*sides[0], *sides[1], *differences])
     ]
-    trained = [one for one in rewards if one.role != "watched"]
-    return [*trained, *error_rates(run), *(one for one in rewards if one.role == "watched")]
+    trained = [reward for reward in rewards if reward.role != "watched"]
+    return [*trained, *error_rates(run), *(reward for reward in rewards if reward.role == "watched")]
 
 
 def error_rates(run: RunFolder) -> list[Result]:
     """The corpus error rates of the held-out prompts."""
-    found = []
+    rates = []
     for rate in rate_names(run):
         of_files = mapping(run.summary.get(rate), f"summary.json: {rate}")
         if HELDOUT in of_files:
             sides = mapping(of_files[HELDOUT], f"summary.json: {rate}: {HELDOUT}")
-            points = _points([(one.step, one.rates.get(rate)) for one in run.history])
+            points = _points([(evaluation.step, evaluation.rates.get(rate)) for evaluation in run.history])
             estimates = (sides.get(side) for side in ("before", "after", "difference"))
-            found.append(Result(rate, rate, "error rate", -1, *estimates, history=points))
-    return found
+            rates.append(Result(rate, rate, "error rate", -1, *estimates, history=points))
+    return rates
 
 
 def rate_names(run: RunFolder) -> list[str]:
@@ -143,18 +143,18 @@ def written_entries(run: RunFolder) -> dict[str, str]:
 
 def verdict(run: RunFolder) -> str:
     """One sentence: the first reward that is trained on, how many others changed; empty without an evaluation."""
-    found = results(run)
-    if not found or found[0].difference is None:
+    outcomes = results(run)
+    if not outcomes or outcomes[0].difference is None:
         return ""
-    first, others = found[0], found[1:]
-    counts = {word: sum(one.verdict == word for one in others) for word in WORDS.values()}
+    first, others = outcomes[0], outcomes[1:]
+    counts = {word: sum(other.verdict == word for other in others) for word in WORDS.values()}
     rest = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     return f"{first}." + (f" Of {len(others)} others: {rest}." if rest else "")
 
 
 def _points(estimates: Sequence[tuple[int, Any]]) -> list[Point]:
     return [
-        Point(step, *(float(one[key]) for key in ("mean", "low", "high")))
-        for step, one in estimates
-        if isinstance(one, Mapping) and all(is_number(one.get(key)) for key in ("mean", "low", "high"))
+        Point(step, *(float(estimate[key]) for key in ("mean", "low", "high")))
+        for step, estimate in estimates
+        if isinstance(estimate, Mapping) and all(is_number(estimate.get(key)) for key in ("mean", "low", "high"))
     ]

@@ -29,7 +29,7 @@ from mmgrpo.evaluation import HELDOUT, split_title
 from mmgrpo.report.figures import is_number
 from mmgrpo.report.hacking import Alarm, Measured, alarms
 from mmgrpo.report.idle import Idle, read_alarms
-from mmgrpo.report.media import contained
+from mmgrpo.report.media import resolve_within
 from mmgrpo.report.untrusted import (
     MAX_CONFIG,
     MAX_JSON,
@@ -109,7 +109,7 @@ class RunFolder:
     @property
     def latest(self) -> str:
         """The name of the later side of ``evaluation``: ``after``, or the step of a run that has not ended."""
-        steps = [one.step for one in self.history if one.title != "before"]
+        steps = [evaluation.step for evaluation in self.history if evaluation.title != "before"]
         return "after" if self.finished or not steps or self.history[-1].title == "after" else f"step {steps[-1]}"
 
     @property
@@ -133,7 +133,7 @@ def read_run(folder: Path) -> RunFolder:
     config_text = read_text(folder, "config.yaml", MAX_CONFIG)
     config = mapping(parse_yaml(config_text, folder / "config.yaml") or {}, folder / "config.yaml")
     summary = mapping(_json(folder, "summary.json", "{}"), folder / "summary.json")
-    name, recorded = config.get("name"), _recorded(folder)
+    name, recorded = config.get("name"), _read_evaluations(folder)
     return RunFolder(
         name=name if isinstance(name, str) and name else folder.resolve().name,
         config_text=config_text,
@@ -143,8 +143,10 @@ def read_run(folder: Path) -> RunFolder:
         # Of clips there are both: a grid that moves replaces the still one.
         samples={p.stem: p.name for s in ("png", "webp") for p in sorted(_files(folder, f"samples/*.{s}"), key=_order)},
         history=_history(recorded),
-        evaluation=mapping(summary.get("eval") or _compared(recorded), "summary.json: eval"),
-        directions=next((one.directions for one in reversed(list(recorded.values())) if one.directions), {}),
+        evaluation=mapping(summary.get("eval") or _compare_ends(recorded), "summary.json: eval"),
+        directions=next(
+            (evaluation.directions for evaluation in reversed(list(recorded.values())) if evaluation.directions), {}
+        ),
         alarms=[*read_alarms(folder), *alarms(read_measured(folder))],
         links_out=_links_out(folder),
     )
@@ -188,18 +190,20 @@ def _step(row: Mapping[str, Any], place: str | Path) -> int:
     return step
 
 
-def _recorded(folder: Path) -> dict[str, Recorded]:
+def _read_evaluations(folder: Path) -> dict[str, Recorded]:
     """The evaluations of the held-out prompts by title, in their order; of many, evenly chosen ones."""
     titles = [path.stem for path in sorted(_files(folder, "evaluations/*.json"), key=_order) if _held_out(path.stem)]
     first = read_evaluation(folder, titles[0]) if titles else None
     most = min(EVALUATIONS, max(2, MAX_VALUES // max(1, first.size))) if first else 0
     if len(titles) > most:
         titles = [titles[round(i * (len(titles) - 1) / (most - 1))] for i in range(most)]
-    recorded = {title: one for title in titles if (one := read_evaluation(folder, title)) is not None}
-    for title, one in recorded.items():
-        if one.size > MAX_VALUES:
+    recorded = {title: evaluation for title in titles if (evaluation := read_evaluation(folder, title)) is not None}
+    for title, evaluation in recorded.items():
+        if evaluation.size > MAX_VALUES:
             place = printable(folder / "evaluations" / f"{title}.json")
-            raise ValueError(f"{place}: values: got {one.size:,} numbers, expected at most {MAX_VALUES:,}; shorten it")
+            raise ValueError(
+                f"{place}: values: got {evaluation.size:,} numbers, expected at most {MAX_VALUES:,}; shorten it"
+            )
     return recorded
 
 
@@ -215,13 +219,13 @@ def _history(recorded: Mapping[str, Recorded]) -> list[Evaluated]:
     Their intervals are those of the paired change since the evaluation ``before``, around the mean; of that one itself,
     and where its prompts were others, those of the mean.
     """
-    total = sum(one.size for one in recorded.values())
+    total = sum(evaluation.size for evaluation in recorded.values())
     resamples, before = min(RESAMPLES, DRAWS // max(1, total)), recorded.get("before")
-    found = []
-    for title, one in recorded.items():
-        first = before if before is not one and before and before.prompts == one.prompts else None
+    history = []
+    for title, evaluation in recorded.items():
+        first = before if before is not evaluation and before and before.prompts == evaluation.prompts else None
         rewards, rates = dict[str, Any](), dict[str, Any]()
-        for name, values in one.values.items():
+        for name, values in evaluation.values.items():
             earlier = first.values.get(name) if first else None
             finite = values[np.isfinite(values)]
             if earlier is not None and len(earlier) == len(values) and finite.size:
@@ -229,7 +233,7 @@ def _history(recorded: Mapping[str, Recorded]) -> list[Evaluated]:
                 rewards[name] = _around(float(finite.mean()), bootstrap_mean(gains, resamples)) if gains.size else {}
             elif finite.size:
                 rewards[name] = bootstrap_mean(finite, resamples).as_dict()
-        for rate, (errors, units) in one.counts.items():
+        for rate, (errors, units) in evaluation.counts.items():
             known = np.isfinite(errors) & (units >= 0)
             if not units[known].any():
                 continue
@@ -243,8 +247,8 @@ def _history(recorded: Mapping[str, Recorded]) -> list[Evaluated]:
                 rates[rate] = _around(float(errors[known].sum() / units[known].sum()), change)
             else:
                 rates[rate] = bootstrap_ratio(errors[known], units[known], resamples).as_dict()
-        found.append(Evaluated(one.step, title, {name: e for name, e in rewards.items() if e}, rates))
-    return sorted(found, key=lambda one: one.step)
+        history.append(Evaluated(evaluation.step, title, {name: e for name, e in rewards.items() if e}, rates))
+    return sorted(history, key=lambda evaluation: evaluation.step)
 
 
 def _around(mean: float, change: Interval) -> dict[str, Any]:
@@ -257,12 +261,14 @@ def _around(mean: float, change: Interval) -> dict[str, Any]:
     }
 
 
-def _compared(recorded: Mapping[str, Recorded]) -> dict[str, dict[str, Any]]:
+def _compare_ends(recorded: Mapping[str, Recorded]) -> dict[str, dict[str, Any]]:
     """``before`` and ``after``, the latest, of a run without summary.json, and their paired difference."""
     before = recorded.get("before")
-    after = next((one for title, one in reversed(list(recorded.items())) if title != "before"), None)
-    resamples = min(10_000, DRAWS // max(1, sum(one.size for one in (before, after) if one)))
-    sides = {title: dict(_means(one.values, resamples)) for title, one in (("before", before), ("after", after)) if one}
+    after = next((evaluation for title, evaluation in reversed(list(recorded.items())) if title != "before"), None)
+    resamples = min(10_000, DRAWS // max(1, sum(side.size for side in (before, after) if side)))
+    sides = {
+        title: dict(_means(side.values, resamples)) for title, side in (("before", before), ("after", after)) if side
+    }
     if before and after and before.prompts == after.prompts:
         shared = [
             name
@@ -310,7 +316,7 @@ def read_evaluation(folder: Path, title: str) -> Recorded | None:
     ids, counts = record.get("prompts"), mapping(record.get("counts", {}), f"{path}: counts")
     return Recorded(
         step=_step(record, path),
-        prompts=[str(one) for one in ids] if isinstance(ids, list) else [],
+        prompts=[str(prompt) for prompt in ids] if isinstance(ids, list) else [],
         values={n: _array(v) for n, v in mapping(record.get("values"), f"{path}: values").items()},
         counts={rate: _counts(value, f"{path}: counts: {rate}") for rate, value in counts.items()},
         directions={
@@ -329,16 +335,18 @@ def _counts(value: Any, place: str) -> tuple[npt.NDArray[np.float64], npt.NDArra
 
 def read_measured(folder: Path) -> list[Measured]:
     """The evaluations of the held-out prompts that say which rewards are trained on, if all are of the same prompts."""
-    found, ids, total = list[Measured](), None, 0
+    measured, ids, total = list[Measured](), None, 0
     for path in _files(folder, "evaluations/*.json"):
-        one = read_evaluation(folder, path.stem) if _held_out(path.stem) else None
-        if one is None:
+        evaluation = read_evaluation(folder, path.stem) if _held_out(path.stem) else None
+        if evaluation is None:
             continue
-        total += sum(column.size for column in one.values.values())
-        ids = one.prompts if ids is None else ids
-        if one.directions and one.prompts == ids and total <= MAX_VALUES:
-            found.append(Measured(one.step, one.values, one.directions, final=path.stem == "after"))
-    return found
+        total += sum(column.size for column in evaluation.values.values())
+        ids = evaluation.prompts if ids is None else ids
+        if evaluation.directions and evaluation.prompts == ids and total <= MAX_VALUES:
+            measured.append(
+                Measured(evaluation.step, evaluation.values, evaluation.directions, final=path.stem == "after")
+            )
+    return measured
 
 
 def print_alarms(folder: Path, step: int) -> None:
@@ -369,7 +377,7 @@ def _files(folder: Path, pattern: str) -> list[Path]:
     return [
         path
         for path in sorted(folder.glob(pattern))
-        if path.is_file() and contained(folder, path.relative_to(folder).as_posix())
+        if path.is_file() and resolve_within(folder, path.relative_to(folder).as_posix())
     ]
 
 
@@ -378,5 +386,5 @@ def _links_out(folder: Path) -> list[str]:
     out: list[str] = []
     for pattern in (*PARTS, *FILES):
         names = sorted(path.relative_to(folder).as_posix() for path in folder.glob(pattern))
-        out += [name for name in names if name.split("/")[0] not in out and not contained(folder, name)]
+        out += [name for name in names if name.split("/")[0] not in out and not resolve_within(folder, name)]
     return out

@@ -83,7 +83,7 @@ Displayed: TypeAlias = Callable[[Media | Audio], "Pil.Image | Sound"]
 """A medium of a prompt, or a generated audio clip, as a small file (``Family.displayed``)."""
 
 
-def displayed(medium: Media | Audio) -> Pil.Image | Sound:
+def display_form(medium: Media | Audio) -> Pil.Image | Sound:
     """``Family.displayed`` where no family is known: media in memory only, and recordings as WAV."""
     content = medium.source if isinstance(medium, Media) else medium
     if isinstance(content, Image):
@@ -106,7 +106,7 @@ class GroupRecord:
     steps: int = 1
     per_round: int = 1
     """Optimizer steps of a round."""
-    displayed: Displayed = displayed
+    displayed: Displayed = display_form
 
     def due(self, step: int) -> bool:
         """Whether the round that begins at ``step`` contains a step whose group is kept."""
@@ -185,7 +185,9 @@ def describe(step: int, round: Round, folder: GroupFolder) -> dict[str, Any]:
             **{name: int(decisions.origin[member]) == origin for origin, name in ORIGINS.items()},
         }
         whole = {name: numbers(value[member]) for name, value in per_decision.items()}
-        own = [one for one, real in zip(whole["advantages"], mask[member].tolist(), strict=True) if real]
+        advantages = [
+            advantage for advantage, real in zip(whole["advantages"], mask[member].tolist(), strict=True) if real
+        ]
         members.append(
             {
                 "member": member,
@@ -204,7 +206,7 @@ def describe(step: int, round: Round, folder: GroupFolder) -> dict[str, Any]:
                     else {}
                 ),
                 **({"age": int(decisions.fields["age"][member])} if "age" in decisions.fields else {}),
-                "advantage": mean_of(own),
+                "advantage": mean_of(advantages),
                 **{name: value[:length] for name, value in whole.items()},
                 "decisions": mask[member, :length].int().tolist(),
                 "trained": trained[member, :length].int().tolist(),
@@ -243,7 +245,7 @@ def numbers(values: Tensor) -> list[Any]:
     if values.dim() > 1:
         return [numbers(row) for row in values]
     singles = values.detach().cpu().float()
-    return [float(str(one)) if math.isfinite(one) else None for one in singles.numpy()]
+    return [float(str(single)) if math.isfinite(single) else None for single in singles.numpy()]
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
@@ -304,7 +306,7 @@ class GroupFolder:
         ``plain``: without the policy's family, whose readers are made for the media of prompts.
         """
         try:
-            shown = displayed(medium) if plain else self.displayed(medium)
+            shown = display_form(medium) if plain else self.displayed(medium)
         except (OSError, ValueError, ImportError, RuntimeError) as error:
             self.left_out.append(f"{stem}: {type(error).__name__}: {error}"[:300])
             return ""
@@ -376,7 +378,7 @@ class RunRecord:
         """The run whose record this is."""
         trained = sum(parameter.numel() for parameter in run.trained.values())
         self.run, self.watch = run, Watch.of(run.scorers, run.loss, run.optim, run.steps, trained)
-        self.main_reward = next((f"reward/{one.name}/mean" for one in run.scorers if one.weight), "")
+        self.main_reward = next((f"reward/{scorer.name}/mean" for scorer in run.scorers if scorer.weight), "")
 
     def begin_round(self, round_: Round) -> None:
         """Write a group of a round, where one is due."""
@@ -419,7 +421,7 @@ class RunRecord:
 
     def raise_unchanged(self, model: Path) -> None:
         """Raise the alarm of a saved model that is the one from before training."""
-        self.watch.fixed.append(Idle.unchanged(model, self.run.step))
+        self.watch.fixed.append(Idle.unchanged_model(model, self.run.step))
         self.raise_alarms(ended=True)
 
     @property

@@ -17,7 +17,7 @@ SIDES = ("before", "after", "difference")
 
 def closing(summary: Mapping[str, Any]) -> str:
     """The results of a run, before and after, from its summary."""
-    blind = {name: number(one["mean"]) for name, one in summary.get("blind", {}).items()}
+    blind = {name: number(estimate["mean"]) for name, estimate in summary.get("blind", {}).items()}
     trained: Mapping[str, float] = summary.get("trained", {})
     early = ", stopped early (eval.patience)" * ("stopped" in summary)
     lines = [f"{summary['steps']} optimizer steps in {summary['seconds']:.0f} s of training{early}"]
@@ -34,15 +34,21 @@ def closing(summary: Mapping[str, Any]) -> str:
         lines += ["", *comparison(summary["eval"], "reward", trained, "blind" if blind else "", blind)]
     for column, values in summary.get("groups", {}).items():
         for reward in summary["eval"]["difference"]:
-            sides = {side: {value: one[side][reward] for value, one in values.items()} for side in summary["eval"]}
+            sides = {side: {value: group[side][reward] for value, group in values.items()} for side in summary["eval"]}
             directions = {value: trained.get(reward, 0.0) for value in values}
             lines += ["", *comparison(sides, f"{reward} by {column}", directions)]
     for name, section in summary.get("extra", {}).items():
         lines += ["", *comparison(section, f"reward on {name}", trained)]
-    rates = {f"{rate} of {name}": one for rate in summary.get("rates", ()) for name, one in summary[rate].items()}
+    rates = {
+        f"{rate} of {name}": estimates for rate in summary.get("rates", ()) for name, estimates in summary[rate].items()
+    }
     if rates:
-        sides = {side: {name: one[side] for name, one in rates.items()} for side in SIDES}
-        relative = {name: f"{one['relative']:+.1%}" for name, one in rates.items() if one["relative"] is not None}
+        sides = {side: {name: estimates[side] for name, estimates in rates.items()} for side in SIDES}
+        relative = {
+            name: f"{estimates['relative']:+.1%}"
+            for name, estimates in rates.items()
+            if estimates["relative"] is not None
+        }
         lines += ["", *comparison(sides, "error rate (of all)", dict.fromkeys(rates, -1.0), "relative", relative)]
     return "\n".join(lines)
 

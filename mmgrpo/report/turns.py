@@ -27,18 +27,18 @@ class Block:
 
 def blocks(turns: Sequence[tuple[str, str]]) -> list[Block]:
     """The blocks of a completion in their order: texts, calls and what tools returned."""
-    found = []
+    parts = []
     for role, text in turns:
         if role == "tool":
-            found.append(Block("return", role, text.strip()))
+            parts.append(Block("return", role, text.strip()))
             continue
         end = 0
         for call in CALL.finditer(text):
-            found += _text(role, text[end : call.start()])
-            found.append(Block("call", role, call[1].strip()))
+            parts += _text(role, text[end : call.start()])
+            parts.append(Block("call", role, call[1].strip()))
             end = call.end()
-        found += _text(role, text[end:])
-    return found[:MOST]
+        parts += _text(role, text[end:])
+    return parts[:MOST]
 
 
 def _text(role: str, text: str) -> list[Block]:
@@ -49,6 +49,6 @@ def read_turns(value: Any) -> list[tuple[str, str]] | None:
     """Turns of a file; None where they are not pairs of texts."""
     if not isinstance(value, list):
         return None
-    pairs = [(one[0], one[1]) for one in value if isinstance(one, list) and len(one) == 2]
+    pairs = [(turn[0], turn[1]) for turn in value if isinstance(turn, list) and len(turn) == 2]
     strings = all(isinstance(part, str) for pair in pairs for part in pair)
     return pairs if strings and len(pairs) == len(value) else None

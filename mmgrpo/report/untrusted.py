@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from mmgrpo.report.figures import is_number
-from mmgrpo.report.media import contained
+from mmgrpo.report.media import resolve_within
 
 MIB = 1024 * 1024
 MAX_CONFIG, MAX_JSON, MAX_METRICS = MIB // 4, 32 * MIB, 512 * MIB
@@ -28,7 +28,7 @@ MAX_KEYS = 10_000
 
 def read_text(folder: Path, name: str, limit: int) -> str:
     """The text of ``<folder>/<name>`` in UTF-8; empty if it is not a file, or lies outside ``folder``."""
-    path, place = contained(folder, name), printable(folder / name)
+    path, place = resolve_within(folder, name), printable(folder / name)
     if path is None or not path.is_file():
         return ""
     if (size := path.stat().st_size) > limit:

@@ -65,8 +65,8 @@ class Validation:
     def status(self) -> str:
         """``failed`` where a check has failed, ``not run`` where one was not run, ``skipped`` where all were skipped,
         else ``passed``."""
-        statuses = {one.status for one in self.outcomes} or {"not run"}
-        return next((one for one in ("failed", "not run", "passed") if one in statuses), "skipped")
+        statuses = {outcome.status for outcome in self.outcomes} or {"not run"}
+        return next((status for status in ("failed", "not run", "passed") if status in statuses), "skipped")
 
 
 def file_of(folder: Path, checkpoint: str) -> Path:
@@ -78,7 +78,7 @@ def write(folder: Path, result: Validation) -> Path:
     """Write a result, beside the file first; its file. One that was not run replaces none that was."""
     file = file_of(folder, result.checkpoint)
     folder.mkdir(parents=True, exist_ok=True)
-    if not (file.is_file() and all(one.status == "not run" for one in result.outcomes)):
+    if not (file.is_file() and all(outcome.status == "not run" for outcome in result.outcomes)):
         write_text(file, json.dumps(asdict(result), indent=1, ensure_ascii=False) + "\n")
     return file
 
@@ -91,15 +91,17 @@ def read_results(folder: Path) -> dict[str, Validation]:
     for file in sorted(folder.glob("*.json")):
         content = dict(mapping(parse_json(read_text(folder, file.name, MAX_JSON), file), file))
         try:
-            outcomes = [Outcome(**one) for one in content.pop("outcomes")]
+            outcomes = [Outcome(**record) for record in content.pop("outcomes")]
             result = Validation(**content, outcomes=outcomes)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{file}: is no result of mmgrpo validate ({error}); remove it") from error
-        for one in outcomes:
-            if one.check not in CHECKS or one.status not in STATUSES:
-                raise ValueError(f"{file}: got check '{one.check}' with status '{one.status}'; remove the file")
-            if one.status == "passed" and not within(one.measured, one.tolerance):
-                raise ValueError(f"{file}: check '{one.check}' is passed with {one.measured} above {one.tolerance}")
+        for outcome in outcomes:
+            if outcome.check not in CHECKS or outcome.status not in STATUSES:
+                raise ValueError(f"{file}: got check '{outcome.check}' with status '{outcome.status}'; remove the file")
+            if outcome.status == "passed" and not within(outcome.measured, outcome.tolerance):
+                raise ValueError(
+                    f"{file}: check '{outcome.check}' is passed with {outcome.measured} above {outcome.tolerance}"
+                )
         results[result.checkpoint] = result
     return results
 
@@ -122,7 +124,7 @@ def table(results: Mapping[str, Validation], known: Mapping[str, str]) -> list[t
 
 
 def _row(result: Validation) -> tuple[str, ...]:
-    outcomes = {one.check: one for one in result.outcomes}
+    outcomes = {outcome.check: outcome for outcome in result.outcomes}
     cells = [_cell(outcomes.get(name)) for name in CHECKS]
     device = ", ".join(filter(None, (result.device, result.dtype)))
     packages = ", ".join(f"{name} {number}" for name, number in result.versions.items())
@@ -139,22 +141,23 @@ def _cell(outcome: Outcome | None) -> str:
 def lines(result: Validation) -> Iterable[str]:
     """A result for a terminal, a line for each check."""
     yield f"{result.checkpoint} ({result.family}): {result.status}"
-    reasons = {one.reason for one in result.outcomes}
+    reasons = {outcome.reason for outcome in result.outcomes}
     if result.status == "not run" and len(reasons) == 1:
         yield f"  {reasons.pop()}"
         return
-    for one in result.outcomes:
-        number = "" if one.measured is None else f"{one.measured:.3g}"
-        limit = "" if one.tolerance is None else f" (at most {one.tolerance:g})"
-        yield f"  {one.check:8} {one.status:8} {'; '.join(filter(None, (number + limit, one.reason)))}".rstrip()
+    for outcome in result.outcomes:
+        number = "" if outcome.measured is None else f"{outcome.measured:.3g}"
+        limit = "" if outcome.tolerance is None else f" (at most {outcome.tolerance:g})"
+        words = "; ".join(filter(None, (number + limit, outcome.reason)))
+        yield f"  {outcome.check:8} {outcome.status:8} {words}".rstrip()
 
 
 def versions() -> dict[str, str]:
     """The versions of the libraries, of those that are installed."""
-    found = {}
+    installed = {}
     for name in LIBRARIES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return installed

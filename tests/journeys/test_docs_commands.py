@@ -76,7 +76,7 @@ def read(command: str, arguments: Sequence[str]) -> None:
         train.arithmetic(train.read(arguments, ""))
     elif command == "launch":
         args, run = launch.read(arguments)
-        launch.checked(run, max(1, args.nodes * args.processes))
+        launch.check_run(run, max(1, args.nodes * args.processes))
     elif command == "serve-engine":
         train.arithmetic(train.read(serve_engine.split(arguments)[1], ""))
     elif command == "compare":

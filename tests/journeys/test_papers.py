@@ -102,7 +102,7 @@ def test_a_preset_is_explained_with_its_numbers_and_every_formula(name: str) -> 
     for line, value in CATALOGUE[name].blocks.items():
         for block in value if isinstance(value, list) else [value]:
             if line not in ("keys", "parts") and block != "none":
-                assert explain.numbered(block, named[explain.LINES.get(line, line)]) in text
+                assert explain.with_defaults(block, named[explain.LINES.get(line, line)]) in text
 
 
 def test_a_block_a_reward_a_recipe_and_a_paper_are_explained() -> None:
@@ -147,5 +147,5 @@ def test_a_paper_is_explained_with_a_command_and_its_tests() -> None:
         "mmgrpo train --algorithm.scale none --rewards 'code_weighted(alpha=..., sigma=..., delta=...)' task"
     )  # what has to be filled in
     assert mixed == "mmgrpo train --algorithm.preset grpo_lead --algorithm.transform short_right"
-    assert explain.required_of_reward("judge_steps(weight=0)") == "judge_steps(weight=0, judge=...)"
-    assert explain.required_of_reward("jpeg_compressibility") == "jpeg_compressibility"
+    assert explain.reward_with_required("judge_steps(weight=0)") == "judge_steps(weight=0, judge=...)"
+    assert explain.reward_with_required("jpeg_compressibility") == "jpeg_compressibility"

@@ -18,7 +18,7 @@ from mmgrpo.engines.engine import Drawn, EngineFailure, Forgotten, Lanes, Synchr
 from mmgrpo.engines.sampler import OwnSampler
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.policies.token import TokenPolicy
-from mmgrpo.report.run_record import displayed, write_group
+from mmgrpo.report.run_record import display_form, write_group
 from mmgrpo.rounds.ahead import Ahead
 from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.trainer import Trainer
@@ -432,7 +432,7 @@ def test_the_group_that_is_kept_has_the_age_of_its_rows(tmp_path):
 
     def written(round_: Any) -> None:
         place = tmp_path / "kept" / str(len(ages))
-        write_group(place, run.step, round_, displayed)
+        write_group(place, run.step, round_, display_form)
         ages.append([member["age"] for member in json.loads((place / "group.json").read_text())["members"]])
         begin(round_)
 

@@ -51,7 +51,7 @@ def test_means_of_a_long_file_have_fewer_resamples(monkeypatch):
     values = [0.0, 1.0, 2.0, 7.0]
     monkeypatch.setattr(run_folder, "DRAWS", 20)
     recorded = run_folder.Recorded(0, list("wxyz"), {"a": np.array(values)}, {}, {})
-    found = run_folder._compared({"before": recorded})
+    found = run_folder._compare_ends({"before": recorded})
     assert found == {"before": {"a": bootstrap_mean(values, 20 // 4).as_dict()}}
 
 

@@ -138,7 +138,7 @@ def run(args: Args, machine: str, command: str) -> None:
     for name in args.networks:
         with tempfile.TemporaryDirectory(prefix="bench-gpu-") as place:
             try:
-                rows.append({"network": name, **measured(SIZES[name], args, Path(place), machine)})
+                rows.append({"network": name, **measure_network(SIZES[name], args, Path(place), machine)})
             except Exception as error:  # one that does not fit leaves the others
                 rows.append({"network": name, "error": f"{type(error).__name__}: {str(error)[:200]}"})
         print(json.dumps(rows[-1]), flush=True)
@@ -150,7 +150,7 @@ def run(args: Args, machine: str, command: str) -> None:
     write_text(out / f"{name}.md", "\n".join(page(rows, machine, command)) + "\n")
 
 
-def measured(size: Size, args: Args, place: Path, machine: str) -> dict[str, Any]:
+def measure_network(size: Size, args: Args, place: Path, machine: str) -> dict[str, Any]:
     """The numbers of one network."""
     from mmgrpo.cli.train import counted_in
     from mmgrpo.family import family
@@ -162,7 +162,7 @@ def measured(size: Size, args: Args, place: Path, machine: str) -> dict[str, Any
     lines = rounds(config, place / "timed", 1 + args.rounds)
     timed = lines[1:]
     spent = {name: sum(line[f"time/{name}"] for line in timed) / len(timed) for name in ("rollout", "reward", "update")}
-    operations, waits = counted(config, place / "counted")
+    operations, waits = count_work(config, place / "counted")
     peak = peak_of(machine)
     evaluations = sum(line["rollout/evaluations"] for line in timed) / len(timed)
     folder = read_folder(Path(path))
@@ -294,7 +294,7 @@ def rounds(
         shutil.rmtree(place, ignore_errors=True)  # the saved model of a large network
 
 
-def counted(config: Any, place: Path) -> tuple[int, int | None]:
+def count_work(config: Any, place: Path) -> tuple[int, int | None]:
     """Floating-point operations of one round, and on CUDA how often the host waited for the device."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -309,7 +309,7 @@ def counted(config: Any, place: Path) -> tuple[int, int | None]:
         finally:
             if on_card:
                 torch.cuda.set_sync_debug_mode("default")
-    waits = sum("synchroniz" in str(one.message) for one in caught)
+    waits = sum("synchroniz" in str(warning.message) for warning in caught)
     return counter.get_total_flops(), waits if on_card else None
 
 
@@ -335,8 +335,8 @@ def prompts_of(name: str) -> list[Any]:
     else:
         return [Prompt("a red square", "0"), Prompt("blue", "1")]
     return [
-        Prompt(words, str(number), turns=(Turn("user", (one, words) if words else (one,)),))
-        for number, one in enumerate(media)
+        Prompt(words, str(number), turns=(Turn("user", (medium, words) if words else (medium,)),))
+        for number, medium in enumerate(media)
     ]
 
 
@@ -352,11 +352,13 @@ def page(rows: Sequence[Mapping[str, Any]], machine: str, command: str) -> list[
         speed = f"{row['samples per second']:.3g}", f"{row['updates per hour']:.3g}"
         peak = f"{row['peak GB']:.2f}" + ("" if row["dry-run GB"] is None else f" (dry run {row['dry-run GB']:.2f})")
         lines.append(line(row["network"], "measured here", "1", *speed, percent(row["MFU"]), peak))
-    for name, one in speeds().items():
-        cells = [f"{one.count} x {one.cards}", "-" if one.per_second is None else f"{one.per_second:.3g}"]
-        cells += ["-" if one.seconds is None else f"{3600 / one.seconds:.3g}"]
-        cells += ["-" if one.mfu is None else f"{one.mfu} %", "-" if one.peak is None else f"{one.peak:g}"]
-        lines.append(line(name, f"reported by [{one.by}]({one.source})" + f": {one.note}" * bool(one.note), *cells))
+    for name, report in speeds().items():
+        cells = [f"{report.count} x {report.cards}", "-" if report.per_second is None else f"{report.per_second:.3g}"]
+        cells += ["-" if report.seconds is None else f"{3600 / report.seconds:.3g}"]
+        cells += ["-" if report.mfu is None else f"{report.mfu} %", "-" if report.peak is None else f"{report.peak:g}"]
+        lines.append(
+            line(name, f"reported by [{report.by}]({report.source})" + f": {report.note}" * bool(report.note), *cells)
+        )
     lines += ["", NOTES, ""]
     lines += ["| network | parameters | s a round | rollout / reward / update | evaluations a second | share of peak |"]
     lines[-1] += " waits |"

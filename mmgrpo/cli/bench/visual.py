@@ -119,12 +119,17 @@ def bench_rounds(args: Args) -> list[dict[str, Any]]:
             model = trainer.policy.model
             _record(model, calls)
             seconds, spent, bare = [], [], []
-            parts = _timed_rewards(), _timed(model, "decode"), _timed(model, "predict"), _timed(update, "backward")
+            parts = (
+                _timed_rewards(),
+                _time_calls(model, "decode"),
+                _time_calls(model, "predict"),
+                _time_calls(update, "backward"),
+            )
             with ExitStack() as stack:
-                times = [stack.enter_context(one) for one in parts]
+                times = [stack.enter_context(part) for part in parts]
                 for number in range(args.rounds + 1):
-                    for one in (calls, *times):
-                        one.clear()
+                    for log in (calls, *times):
+                        log.clear()
                     start = time.perf_counter(), time.process_time()
                     trainer.run_round()
                     if number:
@@ -151,9 +156,11 @@ def bench_rounds(args: Args) -> list[dict[str, Any]]:
                 }
             )
             pairs = [*zip(spent, bare, strict=True)]
-            rows[-1]["overhead"] = statistics.median((one[0] - one[1] - one[2]) / passes - 1 for one, passes in pairs)
-            rows[-1]["with decoding"] = statistics.median((one[0] - one[1]) / passes - 1 for one, passes in pairs)
-            rows[-1]["outside"] = statistics.median((one[0] - one[1]) / sum(one[3:]) - 1 for one in spent)
+            rows[-1]["overhead"] = statistics.median(
+                (cost[0] - cost[1] - cost[2]) / passes - 1 for cost, passes in pairs
+            )
+            rows[-1]["with decoding"] = statistics.median((cost[0] - cost[1]) / passes - 1 for cost, passes in pairs)
+            rows[-1]["outside"] = statistics.median((cost[0] - cost[1]) / sum(cost[3:]) - 1 for cost in spent)
         print(_row(rows[-1]), flush=True)
     return rows
 
@@ -172,18 +179,18 @@ PROCESSOR = ("processor s", "of rewards", "of decoding", "of forward", "of backw
 
 
 @contextmanager
-def _timed(owner: Any, name: str) -> Iterator[list[float]]:
+def _time_calls(owner: Any, name: str) -> Iterator[list[float]]:
     """The processor seconds of every call of a function of ``owner``."""
     original, spent = getattr(owner, name), []
 
-    def timed(*arguments: Any, **options: Any) -> Any:
+    def run_timed(*arguments: Any, **options: Any) -> Any:
         start = time.process_time()
         try:
             return original(*arguments, **options)
         finally:
             spent.append(time.process_time() - start)
 
-    setattr(owner, name, timed)
+    setattr(owner, name, run_timed)
     try:
         yield spent
     finally:
@@ -199,7 +206,7 @@ def _timed_rewards() -> Iterator[list[float]]:
 
     begin = rollout.begin_rollout
     scoring = SimpleNamespace(finish=lambda finish: finish())
-    with _timed(scoring, "finish") as spent:
+    with _time_calls(scoring, "finish") as spent:
         rollout.begin_rollout = lambda *inputs, **options: partial(scoring.finish, begin(*inputs, **options))
         try:
             yield spent

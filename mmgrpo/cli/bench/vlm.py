@@ -127,8 +127,8 @@ def measure(contest: Contest) -> dict[str, Any]:
     if not python:
         return {**{name: getattr(contest, name) for name in ("contestant", "before", *COMMON)}, "missing": MISSING}
     # The environment of vLLM sees the packages of this one, but not what these install in place.
-    own = str(Path(contest.before).resolve() if contest.before else Path(__file__).parents[3])
-    paths = [own] if own != sysconfig.get_paths()["purelib"] else []
+    root = str(Path(contest.before).resolve() if contest.before else Path(__file__).parents[3])
+    paths = [root] if root != sysconfig.get_paths()["purelib"] else []
     paths += [path for path in [os.environ.get("PYTHONPATH")] if path]
     process = subprocess.run(
         [python, "-m", "mmgrpo.cli.bench.vlm_worker", json.dumps(asdict(contest))],
@@ -163,14 +163,16 @@ def python_with_vllm() -> str:
 def refuse_unequal(rows: list[dict[str, Any]]) -> None:
     """Raise RuntimeError if contestants did not process the same numbers of tokens."""
     for group in {_contest(row) for row in rows}:
-        work = {(row["prompt tokens"], row["completion tokens"]) for row in measured(rows) if _contest(row) == group}
+        work = {
+            (row["prompt tokens"], row["completion tokens"]) for row in without_missing(rows) if _contest(row) == group
+        }
         if len(work) > 1:
             raise RuntimeError(
                 f"with (samples, tokens, uneven) of {group} contestants differ in (prompt, completion) tokens: {work}"
             )
 
 
-def measured(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_missing(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of contestants that are installed."""
     return [row for row in rows if "missing" not in row]
 
@@ -191,7 +193,7 @@ def _line(row: dict[str, Any]) -> str:
 def report(result: dict[str, Any]) -> str:
     """Markdown: the settings, and the speed and memory of every contestant, absolute and relative to TRL."""
     settings, rows = result["settings"], result["rows"]
-    places = next(iter(measured(rows)), {"prompt tokens": "?"})["prompt tokens"]
+    places = next(iter(without_missing(rows)), {"prompt tokens": "?"})["prompt tokens"]
     base = "before's" if settings["before"] else "TRL's"
     names = ["processor s", "samples per processor s", f"times {base}", "drawing processor s", "tokens per processor s"]
     names += ["s per step", "rollout", "reward", "update"]

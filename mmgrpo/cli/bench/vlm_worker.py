@@ -58,7 +58,7 @@ class Contest:
             return [self.tokens] * self.group
         quantiles = [-math.log1p(-(place + 0.5) / self.group) for place in range(self.group - 1)]
         scale = (self.group * self.tokens / 4 - self.tokens) / sum(quantiles)
-        lengths = [*(min(max(1, round(scale * one)), self.tokens) for one in quantiles), self.tokens]
+        lengths = [*(min(max(1, round(scale * quantile)), self.tokens) for quantile in quantiles), self.tokens]
         random.Random(0).shuffle(lengths)
         return lengths
 
@@ -93,16 +93,16 @@ class Clock:
         """Wall-clock and processor seconds per step."""
         return [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(self.ends)]
 
-    def drawn(self, draw: Any) -> Any:
+    def time_draws(self, draw: Any) -> Any:
         """``draw``, whose calls are the drawing of the step that runs."""
 
-        def timed(*inputs: Any, **options: Any) -> Any:
+        def timed_draw(*inputs: Any, **options: Any) -> Any:
             start = time.process_time()
             result = draw(*inputs, **options)
             self.drawing[-1] += time.process_time() - start
             return result
 
-        return timed
+        return timed_draw
 
 
 def length_reward(texts: list[str]) -> list[float]:
@@ -138,11 +138,15 @@ def ours(contest: Contest) -> Callable[[], Clock]:
     if contest.contestant == ENGINE:
         draw_with_vllm(policy, contest, clock)
     else:
-        policy.generate = clock.drawn(policy.generate)
+        policy.generate = clock.time_draws(policy.generate)
         if contest.uneven:
             end_at(contest.lengths())
     prompts = [
-        Prompt(SENTENCE, paths[0].stem, turns=(Turn("user", (*(Media("image", str(one)) for one in paths), SENTENCE)),))
+        Prompt(
+            SENTENCE,
+            paths[0].stem,
+            turns=(Turn("user", (*(Media("image", str(picture)) for picture in paths), SENTENCE)),),
+        )
         for paths in contest.pictures()
     ]
     folder = Path(tempfile.mkdtemp(dir=contest.folder))
@@ -188,14 +192,14 @@ def draw_with_vllm(policy: Any, contest: Contest, clock: Clock) -> None:
     config.rollout = Engine(engine="vllm", max_gap=100.0 if contest.uneven else 0.0)
     draw_with_engine(owner, config, policy, "cpu", 1, 0)
     engine = policy.engine.engine
-    generate = clock.drawn(engine.generate)
+    generate = clock.time_draws(engine.generate)
     if contest.uneven:
         make, lengths = engine.parameters, itertools.cycle(contest.lengths())
 
         def until(asked: Any, rules: Any, drawing: Any) -> Any:
             (end,) = rules.end
             drawn = generate(asked, replace(rules, suppressed=rules.suppressed | rules.end), drawing)
-            return [[replace(one, ids=[*one.ids[:-1], end]) for one in several] for several in drawn]
+            return [[replace(sequence, ids=[*sequence.ids[:-1], end]) for sequence in several] for several in drawn]
 
         engine.generate = until
         engine.parameters = lambda **options: make(**{**options, "max_tokens": next(lengths)})
@@ -291,10 +295,10 @@ def trl(contest: Contest) -> Callable[[], Clock]:
         train_dataset=data,
         processing_class=processor(path),
     )
-    own: Any = model
+    generator: Any = model
     if contest.uneven:
-        own.generate = generate_until(own.generate, contest.lengths(), trainer.eos_token_ids[0])
-    own.generate = clock.drawn(own.generate)
+        generator.generate = generate_until(generator.generate, contest.lengths(), trainer.eos_token_ids[0])
+    generator.generate = clock.time_draws(generator.generate)
     sample, score_outputs = trainer._generate_and_score_completions, trainer._calculate_rewards
 
     def timed_reward(*arguments: Any) -> Any:

@@ -122,26 +122,26 @@ def launch(opened: Opened, args: Any, port: int, password: str = "") -> gr.Block
 
 def free_port(host: str, port: int) -> int:
     """The port, if it can be listened on, or any free one for 0; OSError that names the next free one otherwise."""
-    found = listen(host, port)
-    if found is not None:
-        return found
-    free = next((one for one in range(port + 1, min(port + 1000, 65536)) if listen(host, one) is not None), 0)
+    port_found = listen(host, port)
+    if port_found is not None:
+        return port_found
+    free = next((number for number in range(port + 1, min(port + 1000, 65536)) if listen(host, number) is not None), 0)
     raise OSError(errno.EADDRINUSE, f"--port {port} is taken, expected a free one; --port {free} is free")
 
 
 def listen(host: str, port: int) -> int | None:
     """The port after holding it for a moment; None if it is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as one:
+    with socket.socket(family) as listener:
         # As servers do: connections of an earlier one linger.
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
         try:
-            one.bind((host.strip("[]"), port))
+            listener.bind((host.strip("[]"), port))
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
             return None
-        return one.getsockname()[1]
+        return listener.getsockname()[1]
 
 
 def read_password(file: str) -> str:

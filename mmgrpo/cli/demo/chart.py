@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmgrpo.report.chart import SIDE, Scale, flipped
+from mmgrpo.report.chart import SIDE, Scale, flip
 from mmgrpo.report.figures import number
 from mmgrpo.report.render import render
 
@@ -45,7 +45,7 @@ def chart_html(title: str, axis: str, curves: Sequence[Curve], notes: Sequence[s
     values: dict[str, Any] = {"title": title, "axis": axis, "lines": [], "wide": [], "high": [], "notes": notes}
     if points:
         wide, high = Scale([x for x, _ in points]), Scale([y for _, y in points])
-        values["wide"], values["high"] = wide.ticks(), flipped(high.ticks())
+        values["wide"], values["high"] = wide.ticks(), flip(high.ticks())
         values["lines"] = [
             {
                 "name": curve.name,

@@ -174,12 +174,12 @@ def score(opened: Opened, name: str, prompt: Prompt, outputs: Sequence[Output]) 
     rewards, missing = opened.scorers(name)
     reasons, prompts = dict(missing), [prompt] * len(outputs)
     columns: dict[str, list[float]] = {}
-    for one in rewards:
-        columns[one.name], reason = values_of(one, prompts, outputs)
-        reasons |= {one.name: reason} if reason else {}
+    for scorer in rewards:
+        columns[scorer.name], reason = values_of(scorer, prompts, outputs)
+        reasons |= {scorer.name: reason} if reason else {}
     columns |= {title: [math.nan] * len(outputs) for title in missing}
     rows = [{title: column[place] for title, column in columns.items()} for place in range(len(outputs))]
-    weights = {**{one.name: one.weight for one in rewards}, **dict.fromkeys(missing, 0.0)}
+    weights = {**{scorer.name: scorer.weight for scorer in rewards}, **dict.fromkeys(missing, 0.0)}
     return Side(list(outputs), rows, annotate(rewards, prompts, outputs), reasons), weights
 
 
@@ -218,12 +218,12 @@ class Examples:
         pair = look_up(self.opened, name)
         if name not in self.known:
             prompts = pair.examples(None)
-            spaced = [prompts[place] for place in parts.spaced(len(prompts), EXAMPLES)]
+            spaced = [prompts[place] for place in parts.evenly_spaced(len(prompts), EXAMPLES)]
             known = with_kept(pair.run, prompts, spaced, EXAMPLES)
-            self.known[name] = {str(i): one for i, one in enumerate(known)}
-        return {key: one.prompt for key, one in self.known[name].items()}
+            self.known[name] = {str(i): question for i, question in enumerate(known)}
+        return {key: question.prompt for key, question in self.known[name].items()}
 
-    def kept(self, name: str, key: str) -> Comparison | None:
+    def kept_comparison(self, name: str, key: str) -> Comparison | None:
         """What the run of a pair has kept of an example, as a comparison of one sample; None where it has not."""
         self.of(name)
         question, pair = self.known[name].get(key), look_up(self.opened, name)
@@ -254,12 +254,12 @@ class Examples:
     ) -> gr.State:
         """Fill the list of examples when the page opens or another pair is chosen, and ``fields`` with the chosen
         example; the state that holds it."""
-        own = example.choices[0]
+        typed = example.choices[0]
 
         def choose_pair(name: str) -> list[Any]:
             with parts.one_line_errors():
                 known = self.of(name)
-            choices = [own, *((f"{i}. {label(one)}", key) for i, (key, one) in enumerate(known.items(), 1))]
+            choices = [typed, *((f"{i}. {label(prompt)}", key) for i, (key, prompt) in enumerate(known.items(), 1))]
             first = next(iter(known), OWN)
             return [gr.Dropdown(choices, value=first), first, *fill(name, first)]
 
@@ -339,7 +339,7 @@ def shown_answer(answer: Any) -> str:
     return "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
 
 
-def edited(example: Prompt, question: str, answer: str, reference: Any) -> Prompt:
+def edit_example(example: Prompt, question: str, answer: str, reference: Any) -> Prompt:
     """An example with the question and the reference answer as the visitor left them: the text of the field of the
     answer, and what it means."""
     if question != example.text:

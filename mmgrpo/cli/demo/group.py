@@ -27,7 +27,7 @@ ENTITIES = str.maketrans({"{": "&#123;", "}": "&#125;", "$": "&#36;", "`": "&#96
 
 def steps_of(opened: Opened, run: str | None) -> list[int]:
     """The steps of which the run has groups, the newest first."""
-    return group_steps(opened.runs[known(opened, run)])[::-1] if run else []
+    return group_steps(opened.runs[opened_run(opened, run)])[::-1] if run else []
 
 
 def show(opened: Opened, run: str | None, step: int | str | None) -> str:
@@ -48,7 +48,7 @@ def show(opened: Opened, run: str | None, step: int | str | None) -> str:
     return style + end + content.translate(ENTITIES)
 
 
-def known(opened: Opened, run: str | None) -> str:
+def opened_run(opened: Opened, run: str | None) -> str:
     """The name of an opened run; any other is an error, and never a path."""
     if run is None or run not in opened.runs:
         raise gr.Error("no such run; choose one from the list")

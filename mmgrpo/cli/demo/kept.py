@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.cli.demo.models import AFTER
-from mmgrpo.cli.demo.parts import decoded
+from mmgrpo.cli.demo.parts import decode
 from mmgrpo.report.audio_player import MIME
 from mmgrpo.report.cards import Row, read_completions
-from mmgrpo.report.media import IMAGE_SUFFIXES, contained
+from mmgrpo.report.media import IMAGE_SUFFIXES, resolve_within
 from mmgrpo.types import Media, Output, Prompt, Text, Turn
 
 MOVING = (".gif", ".webp")
@@ -34,14 +34,14 @@ class Question:
     def output(self, place: int) -> Output:
         """What one side made, read where it is a file."""
         assert self.outputs is not None
-        one = self.outputs[place]
-        return decoded(one) if isinstance(one, Media) else one
+        output = self.outputs[place]
+        return decode(output) if isinstance(output, Media) else output
 
 
-def kept(run: Path | None, most: int) -> list[Question]:
+def kept_questions(run: Path | None, most: int) -> list[Question]:
     """At most ``most`` held-out prompts of which ``samples`` in a run folder has an output of both moments, in the
     order of the file; damaged files have none, and links out of the folder are not followed."""
-    if run is None or contained(run, "samples") is None:
+    if run is None or resolve_within(run, "samples") is None:
         return []
     folder = run / "samples"
     try:
@@ -68,10 +68,13 @@ def kept(run: Path | None, most: int) -> list[Question]:
 def with_kept(run: Path | None, prompts: Sequence[Prompt], others: Sequence[Prompt], most: int) -> list[Question]:
     """At most ``most`` questions of which a run has kept samples, each with its whole prompt where ``prompts`` has it,
     then ``others`` without samples. Prompts can have equal or empty ids."""
-    whole = {one.id: one for one in prompts}
-    first = [replace(one, prompt=whole.get(one.prompt.id, one.prompt)) for one in kept(run, most)]
-    ids = {one.prompt.id for one in first}
-    return [*first, *(Question(one) for one in others if one.id not in ids)]
+    whole = {prompt.id: prompt for prompt in prompts}
+    first = [
+        replace(question, prompt=whole.get(question.prompt.id, question.prompt))
+        for question in kept_questions(run, most)
+    ]
+    ids = {question.prompt.id for question in first}
+    return [*first, *(Question(prompt) for prompt in others if prompt.id not in ids)]
 
 
 def _output(folder: Path, row: Row) -> Output | Media | None:
@@ -88,7 +91,7 @@ def _prompt(folder: Path, row: Row) -> Prompt:
 
 
 def _medium(folder: Path, name: str) -> Media | None:
-    suffix, path = Path(name).suffix.lower(), contained(folder, name)
+    suffix, path = Path(name).suffix.lower(), resolve_within(folder, name)
     kind = "image" if suffix in IMAGE_SUFFIXES else "audio" if suffix in MIME else ""
     return Media(kind, str(path)) if kind and path else None
 

@@ -152,7 +152,7 @@ class Opened:
         key = name, side, weights and pair.version(weights)
         if key not in self.loaded:
             # An earlier version of the same weights is of no use any more.
-            for old in [one for one in self.loaded if one[:2] == key[:2]]:
+            for old in [other for other in self.loaded if other[:2] == key[:2]]:
                 del self.loaded[old]
             while len(self.loaded) >= KEPT:
                 self.loaded.popitem(last=False)
@@ -170,17 +170,17 @@ class Opened:
         from mmgrpo.rewards import scorer
 
         if name not in self.rewards:
-            found: dict[str, Scorer] = {}
+            loaded: dict[str, Scorer] = {}
             failed: dict[str, str] = {}
             for spec in self.pairs[name].config.rewards:
                 try:
-                    one = scorer(spec, self.device)
+                    reward = scorer(spec, self.device)
                 except (Exception, SystemExit) as error:  # a reward is code of somebody else's
                     written = spec.partition("(")[0]
                     failed[written] = failure(error, written)
                 else:
-                    found[one.name] = one
-            self.rewards[name] = list(found.values()), failed
+                    loaded[reward.name] = reward
+            self.rewards[name] = list(loaded.values()), failed
         return self.rewards[name]
 
 
@@ -198,8 +198,8 @@ def failure(error: BaseException, reward: str) -> str:
     from mmgrpo.scoring.isolation import in_words
     from mmgrpo.scoring.manifest import obstacle
 
-    told = isinstance(error, Exception) and is_user_error(error)
-    text = in_a_line(error) if told else " ".join(in_words(error).split())[:500]
+    for_user = isinstance(error, Exception) and is_user_error(error)
+    text = in_a_line(error) if for_user else " ".join(in_words(error).split())[:500]
     entry = entries().get(reward)
     manifest = entry.read_manifest() if entry else None
     alone = f"see it alone: mmgrpo score --reward {reward} FILE"
@@ -255,17 +255,17 @@ def open_all(args: Any, device: str) -> Opened:
 
 def find_runs(folders: Sequence[str], required: bool = True) -> dict[str, Path]:
     """Run folders by name: those named, and those inside the named ones, each once."""
-    found: dict[str, Path] = {}
+    runs: dict[str, Path] = {}
     for text in folders:
         folder = Path(text)
         inside = sorted(path.parent for path in folder.glob(f"*/{MARKER}") if not path.parent.name.startswith("."))
         several = [folder] if (folder / MARKER).is_file() else inside
         if not several and required:
             raise FileNotFoundError(f"'{text}' is not a run folder and contains none: no {MARKER}; name a run folder")
-        for one in several:
-            if one.resolve() not in found.values():
-                found[one.resolve().name if one.resolve().name not in found else str(one)] = one.resolve()
-    return found
+        for run in several:
+            if run.resolve() not in runs.values():
+                runs[run.resolve().name if run.resolve().name not in runs else str(run)] = run.resolve()
+    return runs
 
 
 def run_pair(name: str, folder: Path, section: Mapping[str, Any]) -> Pair | None:

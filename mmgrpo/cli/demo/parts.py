@@ -55,12 +55,12 @@ def one_line_errors(file: str = "") -> Iterator[None]:
         kind = "" if is_user_error(error) else f"{type(error).__name__}: "
         if kind:
             traceback.print_exc()
-        raise gr.Error(escaped(f"{kind}{in_a_line(error, file)}"), print_exception=False) from error
+        raise gr.Error(escape(f"{kind}{in_a_line(error, file)}"), print_exception=False) from error
 
 
-def refused(error: Exception, file: str) -> str:
+def refusal_html(error: Exception, file: str) -> str:
     """Mark-up of why an upload cannot be used."""
-    return f'<p role="alert" class="failed">{escaped(in_a_line(error, file))}</p>'
+    return f'<p role="alert" class="failed">{escape(in_a_line(error, file))}</p>'
 
 
 # ---- events
@@ -110,12 +110,12 @@ def computing(name: str, **more: Any) -> dict[str, Any]:
 # ---- mark-up
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """A text as mark-up that shows it, whatever it contains."""
     return html.escape(text).replace("{", "&#123;").replace("}", "&#125;").replace("$", "&#36;")
 
 
-def framed(text: str) -> str:
+def frame(text: str) -> str:
     """Mark-up in the look of the reports."""
     return f'<div class="report">{text}</div>' if text else ""
 
@@ -127,22 +127,22 @@ def note(text: str) -> str:
 
 def status(text: str) -> str:
     """Mark-up of what happens now, which a screen reader announces."""
-    return f'<p role="status" aria-live="polite" class="soft">{escaped(text)}</p>'
+    return f'<p role="status" aria-live="polite" class="soft">{escape(text)}</p>'
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Mark-up of a table whose cells are mark-up; the first cell of a row is its title."""
-    head = "".join(f'<th scope="col">{one}</th>' for one in heads)
+    head = "".join(f'<th scope="col">{text}</th>' for text in heads)
     body = "".join(
         f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>' for row in rows
     )
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return framed(f'<div class="wide">{table}</div>')
+    return frame(f'<div class="wide">{table}</div>')
 
 
 def figure(output: Output, label: str, caption: str = "") -> str:
     """An output as mark-up; ``label`` is read to who cannot see or hear it, and is the caption unless there is one."""
-    return f"<figure>{medium(output, label)}<figcaption>{escaped(caption or label)}</figcaption></figure>"
+    return f"<figure>{medium(output, label)}<figcaption>{escape(caption or label)}</figcaption></figure>"
 
 
 def figures(*parts: str) -> str:
@@ -150,9 +150,9 @@ def figures(*parts: str) -> str:
     return f"<div class='mm-sides'>{''.join(parts)}</div>"
 
 
-def medium(one: Output | Media, label: str) -> str:
+def medium(source: Output | Media, label: str) -> str:
     """An image, a video that plays, a recording with its player, or a text, with nothing outside the mark-up itself."""
-    output, name = decoded(one) if isinstance(one, Media) else one, escaped(label)
+    output, name = decode(source) if isinstance(source, Media) else source, escape(label)
     if isinstance(output, Image):
         shown = to_pil(output)
         small = " mm-small" if max(shown.size) < 128 else ""
@@ -166,20 +166,20 @@ def medium(one: Output | Media, label: str) -> str:
         return f'<video class="mm-medium" {playing} aria-label="{name}" src="{uri}"></video>'
     if isinstance(output, Audio):
         return f'<audio controls aria-label="{name}" src="{sound_uri(wav(output).content, ".wav")}"></audio>'
-    text = escaped(output.text) or "(no text)"
+    text = escape(output.text) or "(no text)"
     return f'<div class="mm-text" role="group" tabindex="0" aria-label="{name}">{text}</div>'
 
 
 def prompt_html(prompt: Prompt) -> str:
     """The prompt as a visitor is asked it: its media, or why one is not shown, and its text."""
     media = []
-    for one in prompt.media:
-        label = f"{one.kind} of the prompt"
+    for item in prompt.media:
+        label = f"{item.kind} of the prompt"
         try:
-            media.append(f"<figure>{medium(one, label)}</figure>")
+            media.append(f"<figure>{medium(item, label)}</figure>")
         except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:
-            media.append(note(f"{escaped(label)} is not shown: {escaped(in_a_line(error))}"))
-    text = f'<div class="mm-text">{escaped(prompt.text)}</div>' if prompt.text.strip() else ""
+            media.append(note(f"{escape(label)} is not shown: {escape(in_a_line(error))}"))
+    text = f'<div class="mm-text">{escape(prompt.text)}</div>' if prompt.text.strip() else ""
     return f"{figures(*media)}{text}"
 
 
@@ -191,21 +191,21 @@ def digits(value: float, form: str = ".3g") -> str:
 def reward_value(value: float, reason: str = "", form: str = ".3g") -> str:
     """Mark-up of a value of a reward: ``failed`` where there is none for a reason, a dash where it does not apply."""
     if math.isnan(value) and reason:
-        return f'<span class="failed" title="{escaped(reason)}">failed</span>'
+        return f'<span class="failed" title="{escape(reason)}">failed</span>'
     return digits(value, form)
 
 
 def rewards_list(values: Mapping[str, float], reasons: Mapping[str, str], *facts: str) -> str:
     """Mark-up of rewards by name, then of ``facts``."""
     cells = {name: reward_value(value, reasons.get(name, ""), ".3f") for name, value in values.items()}
-    items = [f"<li>{escaped(name)} <b>{cell}</b></li>" for name, cell in cells.items()]
-    items += [f"<li>{escaped(fact)}</li>" for fact in facts]
+    items = [f"<li>{escape(name)} <b>{cell}</b></li>" for name, cell in cells.items()]
+    items += [f"<li>{escape(fact)}</li>" for fact in facts]
     return f'<ul class="rewards">{"".join(items)}</ul>' if items else ""
 
 
 def reasons_list(reasons: Mapping[str, str]) -> str:
     """Mark-up of which rewards failed, and why."""
-    items = "".join(f"<li><b>{escaped(name)}</b> failed: {escaped(reason)}</li>" for name, reason in reasons.items())
+    items = "".join(f"<li><b>{escape(name)}</b> failed: {escape(reason)}</li>" for name, reason in reasons.items())
     return f'<ul class="note">{items}</ul>' if items else ""
 
 
@@ -243,21 +243,21 @@ def _read(file: str) -> Output:
     return output
 
 
-def decoded(one: Media) -> Output:
+def decode(medium: Media) -> Output:
     """A medium of a prompt; of a video at most ``FRAMES`` frames."""
     from mmgrpo.data.images import decode_image
     from pipelines.speech.audio import read_audio
     from pipelines.vlm.media import DEFAULT_FPS, rate_of
 
-    if not isinstance(one.source, str | tuple):
-        return one.source
-    if isinstance(one.source, tuple):
-        files = [one.source[place] for place in spaced(len(one.source), FRAMES)]
-        rate = rate_of(one.options, DEFAULT_FPS) * len(files) / len(one.source)  # fewer frames, as long
+    if not isinstance(medium.source, str | tuple):
+        return medium.source
+    if isinstance(medium.source, tuple):
+        files = [medium.source[place] for place in evenly_spaced(len(medium.source), FRAMES)]
+        rate = rate_of(medium.options, DEFAULT_FPS) * len(files) / len(medium.source)  # fewer frames, as long
         return Video(torch.stack([decode_image(file).pixels for file in files]), rate)
-    if one.kind == "audio":
-        return read_audio(one)
-    return decode_image(one.source) if one.kind == "image" else _video(one.source)
+    if medium.kind == "audio":
+        return read_audio(medium)
+    return decode_image(medium.source) if medium.kind == "image" else _video(medium.source)
 
 
 def _video(file: str) -> Video:
@@ -266,11 +266,11 @@ def _video(file: str) -> Video:
     height, width = decode(file, lambda frames, fps: [0]).frames.shape[2:]
     most = min(FRAMES, MAX_VIDEO_PIXELS // (height * width))
     # One frame of the largest video that is decoded at all is within the limit.
-    video = decode(file, lambda frames, fps: spaced(frames, most))
+    video = decode(file, lambda frames, fps: evenly_spaced(frames, most))
     return Video(video.frames.float() / 255, video.fps * len(video.frames) / len(video.times))
 
 
-def spaced(total: int, most: int) -> list[int]:
+def evenly_spaced(total: int, most: int) -> list[int]:
     """At most ``most`` of ``total`` numbers from 0, evenly spaced from the first to the last."""
     count = min(total, most)
     return [round(place * (total - 1) / max(1, count - 1)) for place in range(count)]

@@ -23,7 +23,7 @@ from mmgrpo.cli.demo.parts import (
     checked_text,
     computing,
     digits,
-    escaped,
+    escape,
     figure,
     figures,
     note,
@@ -72,7 +72,7 @@ def missing(name: str) -> str:
     function = load_object(entry.function, "rewards", own=False)
     parameters = list(inspect.signature(function).parameters.values())[2:]
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    required = [one.name for one in parameters if one.default is one.empty and one.kind in named]
+    required = [p.name for p in parameters if p.default is p.empty and p.kind in named]
     reads = manifest.reads if manifest else ()
     if "rollout" in reads or "rollout" in required:
         return "reads the decisions of a policy, which a file does not have"
@@ -113,11 +113,11 @@ def choices(kind: str = "") -> list[tuple[str, str]]:
 def choice_label(name: str, entry: RewardEntry, gone: str) -> str:
     """``scene_score (images, 0 to 1)``."""
     manifest = entry.read_manifest()
-    facts = [", ".join(PLURALS[one] for one in manifest.scores), manifest.range] if manifest else []
+    facts = [", ".join(PLURALS[kind] for kind in manifest.scores), manifest.range] if manifest else []
     return f"{name} ({', '.join([*facts, *(['not here'] if gone else [])])})"
 
 
-def known(names: Sequence[str]) -> list[str]:
+def check_names(names: Sequence[str]) -> list[str]:
     """The names, if all are of the table: nothing that a visitor writes is ever loaded or called."""
     table = entries()
     for name in names:
@@ -143,7 +143,9 @@ def score_one(name: str, prompt: Prompt, output: Output, device: str) -> Score:
     entry, kind = entries()[name], type(output).__name__
     scores = kinds(entry)
     if scores and kind not in scores:
-        return Score(name, math.nan, f"scores {' and '.join(PLURALS[one] for one in scores)}, got {kind.lower()}")
+        return Score(
+            name, math.nan, f"scores {' and '.join(PLURALS[accepted] for accepted in scores)}, got {kind.lower()}"
+        )
     if gone := missing(name):
         return Score(name, math.nan, f"not computed: {gone}")
     try:
@@ -157,7 +159,9 @@ def score_one(name: str, prompt: Prompt, output: Output, device: str) -> Score:
     return Score(name, value)
 
 
-def attacked(attack: str, strength: int | float, prompt: Prompt, output: Output, other: str) -> tuple[Prompt, Output]:
+def apply_attack(
+    attack: str, strength: int | float, prompt: Prompt, output: Output, other: str
+) -> tuple[Prompt, Output]:
     """Prompt and output after an attack; ``strength`` 1 is that of 'mmgrpo evaluate-rewards'."""
     if attack not in ATTACKS:
         raise ValueError(f"got the attack '{str(attack)[:80]}', expected one of {', '.join(ATTACKS)}")
@@ -216,7 +220,7 @@ def effect(before: Score, after: Score) -> str:
 
 def verdict(attack: str, before: Sequence[Score], after: Sequence[Score]) -> str:
     """A sentence on what the attack did to the rewards."""
-    effects = {one.name: effect(one, other) for one, other in zip(before, after, strict=True)}
+    effects = {score.name: effect(score, other) for score, other in zip(before, after, strict=True)}
     rose, same = ([name for name, word in effects.items() if word == what] for what in ("rose", "unchanged"))
     if all(word == FAILED for word in effects.values()):
         return "No chosen reward could score both."
@@ -228,19 +232,21 @@ def verdict(attack: str, before: Sequence[Score], after: Sequence[Score]) -> str
 
 def values_html(scores: Sequence[Score]) -> str:
     """A table of values, with the reason where there is none."""
-    rows = [(escaped(one.name), cell(one.value), note(escaped(one.reason or scale(one.name)))) for one in scores]
+    rows = [
+        (escape(score.name), cell(score.value), note(escape(score.reason or scale(score.name)))) for score in scores
+    ]
     return table(("reward", "value", "scale, or why it failed"), rows)
 
 
 def attack_html(before: Sequence[Score], after: Sequence[Score]) -> str:
     """A table of values before and after an attack."""
     rows = []
-    for one, other in zip(before, after, strict=True):
-        word = effect(one, other)
-        change = f" {other.value - one.value:+.3g}" if word in ("rose", "fell") else ""
+    for first, second in zip(before, after, strict=True):
+        word = effect(first, second)
+        change = f" {second.value - first.value:+.3g}" if word in ("rose", "fell") else ""
         shown = f'<span class="bad">▲ {word}</span>' if word == "rose" else word
-        why = note(escaped(one.reason or other.reason)) if word == FAILED else ""
-        rows.append((escaped(one.name), cell(one.value), cell(other.value), f"{shown}{change}{why}"))
+        why = note(escape(first.reason or second.reason)) if word == FAILED else ""
+        rows.append((escape(first.name), cell(first.value), cell(second.value), f"{shown}{change}{why}"))
     return table(("reward", "before", "after", "effect"), rows)
 
 
@@ -257,13 +263,13 @@ def scale(name: str) -> str:
 
 def manifest_html(names: Sequence[str]) -> str:
     """What 'mmgrpo rewards' says of each reward, and whether it can be computed on this page."""
-    return "".join(_card(name) for name in known(names)) if names else ""
+    return "".join(_card(name) for name in check_names(names)) if names else ""
 
 
 def _card(name: str) -> str:
     here = f"not computed: it {gone}" if (gone := missing(name)) else "can be computed now"
-    rows = [(fact, note(escaped(text))) for fact, text in {**facts(name), "here": here}.items()]
-    return table((escaped(name), ""), rows)
+    rows = [(fact, note(escape(text))) for fact, text in {**facts(name), "here": here}.items()]
+    return table((escape(name), ""), rows)
 
 
 def example(folder: Path) -> tuple[str, Prompt]:
@@ -281,7 +287,7 @@ def example(folder: Path) -> tuple[str, Prompt]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Submission:
     """What a visitor wants to be scored: an output, the prompt that it answers, and by which rewards."""
 
     output: Output
@@ -289,14 +295,14 @@ class Asked:
     names: Sequence[str]
 
 
-def asked(
+def read_submission(
     file: str | None, text: str | None, prompt: str | None, answer: str | None, task: str | None, names: Sequence[str]
-) -> Asked:
+) -> Submission:
     """The fields of the tab, checked."""
     output = read_upload(file, text or "")
     if output is None:
         raise ValueError(NOTHING)
-    return Asked(output, prompt_of(prompt or "", answer or "", task or ""), known(names))
+    return Submission(output, prompt_of(prompt or "", answer or "", task or ""), check_names(names))
 
 
 def look(file: str | None, text: str | None) -> tuple[str, Any, Any]:
@@ -324,25 +330,25 @@ def tab(opened: Opened) -> None:
 
     def score(progress: Any = PROGRESS, *fields: Any) -> Iterator[tuple[str, str]]:
         with one_line_errors(fields[0] or ""):
-            one = asked(*fields)
-            shown = figures(figure(one.output, "your upload"))
-            for scores in value_all(opened, one.names, one.prompt, one.output, progress):
+            submission = read_submission(*fields)
+            shown = figures(figure(submission.output, "your upload"))
+            for scores in value_all(opened, submission.names, submission.prompt, submission.output, progress):
                 yield shown, values_html(scores)
 
     def attack(progress: Any = PROGRESS, *fields: Any) -> Iterator[tuple[str, str]]:
         which, strength, other = fields[-3:]
         with one_line_errors(fields[0] or ""):
-            one = asked(*fields[:-3])
-            swapped, changed = attacked(which, strength, one.prompt, one.output, other or "")
+            submission = read_submission(*fields[:-3])
+            swapped, changed = apply_attack(which, strength, submission.prompt, submission.output, other or "")
             words = describe(which, strength)
-            shown = figures(figure(one.output, "original"), figure(changed, f"attacked: {words}"))
+            shown = figures(figure(submission.output, "original"), figure(changed, f"attacked: {words}"))
             yield shown, note("scoring …")
             before: list[Score] = []
-            for before in value_all(opened, one.names, one.prompt, one.output, progress):
+            for before in value_all(opened, submission.names, submission.prompt, submission.output, progress):
                 yield shown, values_html(before)
-            for after in value_all(opened, one.names, swapped, changed, progress):
+            for after in value_all(opened, submission.names, swapped, changed, progress):
                 some = before[: len(after)]
-                end = f"<p><strong>{escaped(verdict(which, some, after))}</strong></p>"
+                end = f"<p><strong>{escape(verdict(which, some, after))}</strong></p>"
                 yield shown, attack_html(some, after) + (end if len(after) == len(before) else "")
 
     def again(*fields: Any) -> Iterator[Any]:

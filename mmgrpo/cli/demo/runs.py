@@ -27,8 +27,8 @@ from mmgrpo.report.cards import Row, Section, read_completions, section
 from mmgrpo.report.figures import is_number
 from mmgrpo.report.hacking import Measured
 from mmgrpo.report.html import correlation_table, error_rate_table, extra_tables, head, reward_table
-from mmgrpo.report.media import MediaFolder, Medium, contained, shown_image
-from mmgrpo.report.plots import running_mean, series, thinned, title_of
+from mmgrpo.report.media import MediaFolder, Medium, resolve_within, shown_image
+from mmgrpo.report.plots import running_mean, series, thin_out, title_of
 from mmgrpo.report.render import render
 from mmgrpo.report.run_folder import FILES, PARTS, RunFolder, read_measured, read_run
 from mmgrpo.report.untrusted import printable
@@ -74,15 +74,19 @@ class Look:
     def held_out(self, reward: str) -> Sequence[tuple[int, Interval]]:
         """The mean of a reward over the held-out prompts at every evaluation, with its bootstrap interval."""
         if reward not in self.intervals:
-            columns = [(one.step, one.values[reward]) for one in self.evaluations if reward in one.values]
+            columns = [
+                (evaluation.step, evaluation.values[reward])
+                for evaluation in self.evaluations
+                if reward in evaluation.values
+            ]
             known = [(step, column[np.isfinite(column)]) for step, column in columns]
             self.intervals[reward] = [(step, bootstrap_mean(some, RESAMPLES)) for step, some in known if some.size]
         return self.intervals[reward]
 
     def metrics(self) -> list[str]:
         """Names of metrics: held-out rewards, those that are trained on first, then those of the optimizer steps."""
-        trained = {name for one in self.evaluations for name in one.directions}
-        rewards = dict.fromkeys(name for one in self.evaluations for name in one.values)
+        trained = {name for evaluation in self.evaluations for name in evaluation.directions}
+        rewards = dict.fromkeys(name for evaluation in self.evaluations for name in evaluation.values)
         first = sorted(rewards, key=lambda name: name not in trained)
         return [*(f"{HELD_OUT}{name}" for name in first), *(self.run.metric_names() if self.run else ())]
 
@@ -114,17 +118,17 @@ def _look(name: str, folder: Path, written: Signature) -> Look:
 
 def signature(folder: Path) -> Signature:
     """What differs after a file of the run was written, added or removed."""
-    found = []
+    files = []
     for pattern in (*PARTS, *FILES):
         for path in sorted(folder.glob(pattern)):
             name = path.relative_to(folder).as_posix()
             try:
-                if contained(folder, name):
+                if resolve_within(folder, name):
                     status = path.stat()
-                    found.append((name, status.st_mtime_ns, status.st_size))
+                    files.append((name, status.st_mtime_ns, status.st_size))
             except OSError:  # it has vanished since it was listed, or is a link to nothing
                 continue
-    return tuple(found)
+    return tuple(files)
 
 
 def read_look(name: str, folder: Path) -> Look:
@@ -133,7 +137,7 @@ def read_look(name: str, folder: Path) -> Look:
     for _ in range(2):
         try:
             samples = folder / "samples"
-            completions = read_completions(samples) if contained(folder, "samples") else {}
+            completions = read_completions(samples) if resolve_within(folder, "samples") else {}
             measured = sorted(read_measured(folder), key=lambda one: (one.step, one.final))
             return Look(name, folder, read_run(folder), completions=completions, evaluations=measured)
         except FileNotFoundError as error:
@@ -170,7 +174,7 @@ def curve_points(look: Look, metric: str, seconds: bool, percent: int) -> Points
     if seconds:
         timed = "seconds" in look.run.metric_names()
         across = series(look.run.metrics, "seconds")[1] if timed else np.full_like(values, np.nan)
-    x, y = thinned(across, running_mean(values, percent) if percent else values, POINTS)
+    x, y = thin_out(across, running_mean(values, percent) if percent else values, POINTS)
     known = np.isfinite(x) & np.isfinite(y)
     return list(zip(x[known].astype(float).tolist(), y[known].tolist(), strict=True))
 
@@ -181,25 +185,29 @@ def interval_curve(look: Look, metric: str, seconds: bool) -> Curve:
     if seconds and look.run:
         steps, times = series(look.run.metrics, "seconds")
         at = {0: 0.0, **dict(zip(steps.tolist(), times.tolist()))}
-        points = [(at[step], one) for step, one in points if np.isfinite(at.get(step, np.nan))]
-    mean, low, high = ([(float(x), getattr(one, end)) for x, one in points] for end in ("mean", "low", "high"))
-    return Curve(look.name, mean, mean, low, high, paired(look, metric.removeprefix(HELD_OUT)))
+        points = [(at[step], interval) for step, interval in points if np.isfinite(at.get(step, np.nan))]
+    mean, low, high = (
+        [(float(x), getattr(interval, end)) for x, interval in points] for end in ("mean", "low", "high")
+    )
+    return Curve(look.name, mean, mean, low, high, paired_difference(look, metric.removeprefix(HELD_OUT)))
 
 
-def paired(look: Look, reward: str) -> str:
+def paired_difference(look: Look, reward: str) -> str:
     """The mean difference of the prompts between both ends of a run, and its interval; empty where it has none."""
     differences = look.run.evaluation.get("difference") if look.run else None
-    one = differences.get(reward) if isinstance(differences, Mapping) else None
-    if not isinstance(one, Mapping) or not all(is_number(one.get(end)) for end in ("mean", "low", "high")):
+    difference = differences.get(reward) if isinstance(differences, Mapping) else None
+    if not isinstance(difference, Mapping) or not all(
+        is_number(difference.get(end)) for end in ("mean", "low", "high")
+    ):
         return ""
-    return f"{one['mean']:+.3f} [{one['low']:.3f}, {one['high']:.3f}] paired by prompt"
+    return f"{difference['mean']:+.3f} [{difference['low']:.3f}, {difference['high']:.3f}] paired by prompt"
 
 
 def differences(looks: Sequence[Look]) -> dict[str, list[str]]:
     """Settings by their flat names whose values differ among the runs, and the values; a dash where there is none."""
     settings = [dict(islice(flat(look.run.config), SETTINGS)) for look in looks if look.run]
-    names = dict.fromkeys(name for one in settings for name in one)
-    rows = {name: [one.get(name, "\N{EN DASH}") for one in settings] for name in names}
+    names = dict.fromkeys(name for config in settings for name in config)
+    rows = {name: [config.get(name, "\N{EN DASH}") for config in settings] for name in names}
     return {name: values for name, values in rows.items() if len(set(values)) > 1}
 
 
@@ -320,7 +328,7 @@ def samples_html(looks: Sequence[Look], moment: str) -> str:
 def samples(look: Look, moment: str) -> Samples:
     """Samples of each prompt before training and at a moment; grids where a run has nothing else."""
     shown = Samples(look.name)
-    if look.run is None or not contained(look.folder, "samples"):
+    if look.run is None or not resolve_within(look.folder, "samples"):
         shown.notes.append(look.problem or "The samples are a link out of the run folder, which is not followed.")
         return shown
     folder = MediaFolder(look.folder / "samples", MEDIA)
@@ -372,13 +380,13 @@ def signatures(opened: Opened, names: Sequence[str] | None) -> list[Signature]:
 
 def later_runs(runs: Mapping[str, Path], folders: Sequence[str]) -> dict[str, Path]:
     """Runs that have appeared in the named folders since; a link out of such a folder is not followed."""
-    found: dict[str, Path] = {}
+    later: dict[str, Path] = {}
     for folder in (Path(text).resolve() for text in folders):
         for marker in sorted(folder.glob(f"*/{MARKER}")):
             run = marker.parent.resolve()
             if run.parent == folder and run not in runs.values() and not run.name.startswith("."):
-                found[run.name if run.name not in {**runs, **found} else str(run)] = run
-    return found
+                later[run.name if run.name not in {**runs, **later} else str(run)] = run
+    return later
 
 
 def label(name: str) -> str:
@@ -450,7 +458,7 @@ def tab(opened: Opened) -> None:
         names = [name for name in names or () if name in opened.runs]
         return gr.Dropdown(list(opened.runs), value=names), *overview(opened, names, metric, axis, percent, 0)
 
-    def changed(seen: Any, names: list[str], metric: str | None, axis: str, percent: Number, at: Number) -> Any:
+    def redraw(seen: Any, names: list[str], metric: str | None, axis: str, percent: Number, at: Number) -> Any:
         if signatures(opened, names) == seen:
             return [gr.skip()] * len(parts)
         return overview(opened, names, metric, axis, percent, at)
@@ -483,7 +491,7 @@ def tab(opened: Opened) -> None:
         Context.root_block.load(first, choices, [chosen, *parts], **QUIET)
     chosen.input(show, choices, parts, **QUIET)
     refresh.click(look_again, [chosen], [chosen], **QUIET).success(show, choices, parts, **QUIET)
-    timer.tick(changed, [seen, *choices, at], parts, **QUIET)
+    timer.tick(redraw, [seen, *choices, at], parts, **QUIET)
     last: dict[str, Any] = {**QUIET, "trigger_mode": "always_last"}
     for control in (metric.input, axis.input, percent.input):
         control(draw, choices, plot, **last)

@@ -19,7 +19,7 @@ from mmgrpo.cli.demo.compare import (
     at_run,
     card,
     compare,
-    edited,
+    edit_example,
     look_up,
     running,
     sections,
@@ -29,12 +29,12 @@ from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair
 from mmgrpo.cli.demo.parts import (
     QUIET,
     checked_text,
-    escaped,
-    framed,
+    escape,
+    frame,
     medium,
     one_line_errors,
     reasons_list,
-    refused,
+    refusal_html,
 )
 from mmgrpo.report.audio_player import KINDS, Word, alignment, errors
 from mmgrpo.report.render import render
@@ -62,8 +62,8 @@ def transcribe(
     pair = look_up(opened, name)
     prompt = heard_prompt(pair, examples.get(name, key), file, question, reference)
     for made in compare(opened, name, prompt):
-        title = f'<p class="soft">{escaped(prompt.id)}</p>' if made.sides else ""
-        yield made, framed(title + sections(transcripts(pair, prompt, made.sides)))
+        title = f'<p class="soft">{escape(prompt.id)}</p>' if made.sides else ""
+        yield made, frame(title + sections(transcripts(pair, prompt, made.sides)))
 
 
 def heard_prompt(pair: Pair, example: Prompt | None, file: str | None, question: str, reference: str) -> Prompt:
@@ -72,7 +72,7 @@ def heard_prompt(pair: Pair, example: Prompt | None, file: str | None, question:
     question = checked_text(question, "question", MAX_TEXT).strip()
     reference = checked_text(reference, "reference", MAX_TEXT).strip()
     if example:
-        return edited(example, question, reference, reference or None)
+        return edit_example(example, question, reference, reference or None)
     if not file:
         raise ValueError("recording: got none, expected a recording; record or upload one, or choose an example")
     audio = read_upload(pair, file)
@@ -90,18 +90,18 @@ def read_upload(pair: Pair, file: str) -> Audio:
 
 def transcripts(pair: Pair, prompt: Prompt, drawn: Mapping[str, Side]) -> dict[str, str]:
     """Mark-up of each side: the transcript aligned with the reference, the error rate, and rewards."""
-    texts = {side: one.outputs[0].text for side, one in drawn.items() if isinstance(one.outputs[0], Text)}
+    texts = {side: samples.outputs[0].text for side, samples in drawn.items() if isinstance(samples.outputs[0], Text)}
     columns = {}
     for side, text in texts.items():
-        one = drawn[side]
-        parts = [f'<p class="text">{escaped(text) or "(nothing)"}</p>']
+        samples = drawn[side]
+        parts = [f'<p class="text">{escape(text) or "(nothing)"}</p>']
         if isinstance(prompt.answer, str):
             parts.append(against(prompt.answer, text, rule(pair, prompt.answer, prompt)))
         elif side == AFTER:
             parts.append(changes(texts[BEFORE], text, rule(pair, text, prompt)))
-        output = one.outputs[0]
+        output = samples.outputs[0]
         cut = ["truncated"] if isinstance(output, Text) and output.truncated else []
-        columns[side] = card(one, 0, parts, *cut) + reasons_list(one.reasons)
+        columns[side] = card(samples, 0, parts, *cut) + reasons_list(samples.reasons)
     return columns
 
 
@@ -144,8 +144,8 @@ def speak(opened: Opened, examples: Examples, name: str, key: str, text: str) ->
     pair = look_up(opened, name)
     prompt = spoken_prompt(pair, examples.get(name, key), text)
     for made in compare(opened, name, prompt):
-        title = f'<p class="soft">“{escaped(prompt.text)}”</p>' if made.sides else ""
-        yield made, framed(title + sections(recordings(prompt, made.sides)))
+        title = f'<p class="soft">“{escape(prompt.text)}”</p>' if made.sides else ""
+        yield made, frame(title + sections(recordings(prompt, made.sides)))
 
 
 def spoken_prompt(pair: Pair, example: Prompt | None, text: str) -> Prompt:
@@ -162,20 +162,20 @@ def spoken_prompt(pair: Pair, example: Prompt | None, text: str) -> Prompt:
 
 def recordings(prompt: Prompt, drawn: Mapping[str, Side]) -> dict[str, str]:
     """Mark-up of each side: a waveform and a player, the rate, what a reward heard, and rewards."""
-    spoken = {side: one.outputs[0] for side, one in drawn.items() if isinstance(one.outputs[0], Audio)}
+    spoken = {side: samples.outputs[0] for side, samples in drawn.items() if isinstance(samples.outputs[0], Audio)}
     lengths = {side: audio.samples.shape[-1] / audio.rate for side, audio in spoken.items()}
     columns = {}
     for side, audio in spoken.items():
-        one, seconds = drawn[side], lengths[side]
+        samples, seconds = drawn[side], lengths[side]
         parts = [
             waveform(audio, lengths[side] / max(lengths.values())),
             medium(audio, f"{TITLES[side]}: {prompt.text}"),
             f'<p class="soft">{seconds:.2f} s, {len(prompt.text.split()) / seconds:.1f} words a second</p>',
         ]
-        if one.notes and one.notes[0].get("heard") is not None:
-            parts.append(f"<p>a recognizer hears: “{escaped(one.notes[0]['heard'])}”</p>")
-            parts.append(alignment(one.notes[0].get("aligned", [])))
-        columns[side] = card(one, 0, parts) + reasons_list(one.reasons)
+        if samples.notes and samples.notes[0].get("heard") is not None:
+            parts.append(f"<p>a recognizer hears: “{escape(samples.notes[0]['heard'])}”</p>")
+            parts.append(alignment(samples.notes[0].get("aligned", [])))
+        columns[side] = card(samples, 0, parts) + reasons_list(samples.reasons)
     return columns
 
 
@@ -233,7 +233,7 @@ def recognition(opened: Opened, examples: Examples, names: Sequence[str]) -> Non
             chosen = examples.get(name, key)
             if chosen is None:
                 return ["", gr.Textbox(visible=visible), gr.skip(), ""]
-            shown = framed("".join(medium(one, "the recording") for one in chosen.media))
+            shown = frame("".join(medium(recording, "the recording") for recording in chosen.media))
         return [shown_answer(chosen.answer), gr.Textbox(chosen.text, visible=visible), None, shown]
 
     def upload(name: str, path: str | None) -> list[Any]:
@@ -242,9 +242,9 @@ def recognition(opened: Opened, examples: Examples, names: Sequence[str]) -> Non
         try:
             audio = read_upload(look_up(opened, name), path)
         except ValueError as error:
-            return [OWN, OWN, "", refused(error, path)]
+            return [OWN, OWN, "", refusal_html(error, path)]
         note = f"{Path(path).name}: {audio.samples.shape[-1] / audio.rate:.1f} s at {audio.rate:,} Hz"
-        return [OWN, OWN, "", f'<p class="soft">{escaped(note)}</p>']
+        return [OWN, OWN, "", f'<p class="soft">{escape(note)}</p>']
 
     chosen = examples.offer(pair, example, lambda one: one.id, fill, [reference, question, file, preview])
     gr.on([file.upload, file.stop_recording], upload, [pair, file], [example, chosen, reference, preview], **QUIET)

@@ -23,7 +23,7 @@ from mmgrpo.cli.demo.compare import (
     at_run,
     card,
     compare,
-    edited,
+    edit_example,
     look_up,
     running,
     sections,
@@ -33,12 +33,12 @@ from mmgrpo.cli.demo.models import Opened
 from mmgrpo.cli.demo.parts import (
     QUIET,
     checked_text,
-    escaped,
-    framed,
+    escape,
+    frame,
     medium,
     one_line_errors,
     reasons_list,
-    refused,
+    refusal_html,
     rewards_list,
 )
 from mmgrpo.cli.score import SUFFIXES, answer_of, kind_of
@@ -82,11 +82,11 @@ def ask(
     seen: dict[str, Side] = {}
     columns: dict[str, str] = {}
     for made in compare(opened, name, prompt, count=count, temperature=float(temperature), seed=int(seed)):
-        changed = {side: one for side, one in made.sides.items() if one is not seen.get(side)}
-        columns |= {side: side_of(view, one, image) for side, one in changed.items()}
+        changed = {side: samples for side, samples in made.sides.items() if samples is not seen.get(side)}
+        columns |= {side: side_of(view, samples, image) for side, samples in changed.items()}
         seen |= changed
         boxed = any("<img" in column for column in columns.values())
-        yield made, framed((heading(prompt, boxed) + sections(columns)) * bool(columns))
+        yield made, frame((heading(prompt, boxed) + sections(columns)) * bool(columns))
 
 
 def small(media: Media) -> Pil.Image:
@@ -102,14 +102,14 @@ def in_memory(prompt: Prompt) -> Prompt:
     """The prompt with its images decoded, once for all its answers."""
     from pipelines.vlm.media import read_image
 
-    media = [replace(one, source=read_image(one)) if one.kind == "image" else one for one in prompt.media]
+    media = [replace(item, source=read_image(item)) if item.kind == "image" else item for item in prompt.media]
     return replace(prompt, turns=(Turn("user", tuple(media)),)) if media else prompt
 
 
 def system_of(examples: Examples, name: str) -> tuple[Turn, ...]:
     """The system turns of the pair's own prompts, which an upload is asked with too."""
-    own = next(iter(examples.of(name).values()), None)
-    return tuple(turn for turn in own.turns if turn.role == "system") if own else ()
+    example = next(iter(examples.of(name).values()), None)
+    return tuple(turn for turn in example.turns if turn.role == "system") if example else ()
 
 
 def prompt_of(
@@ -125,7 +125,7 @@ def prompt_of(
     question = checked_text(question, "question", MAX_TEXT).strip()
     reference = answer_of(checked_text(answer, "reference answer", MAX_TEXT).strip())
     if example:
-        return replace(edited(example, question, answer, reference), task=task.strip())
+        return replace(edit_example(example, question, answer, reference), task=task.strip())
     if not question:
         raise ValueError("question: got no text, expected a question; write one, or choose an example")
     media = (read_upload(file),) if file else ()
@@ -162,7 +162,7 @@ def side_of(prompt: Prompt, side: Side, image: Pil.Image | None) -> str:
     texts = [output.whole for output in side.outputs if isinstance(output, Text)]
     counts = Counter(re.sub(r"</?answer>", "", split(text)[1]).strip() or "(nothing)" for text in texts)
     common = [(text, count) for text, count in counts.most_common(4) if count > 1]
-    facts = [f"{count} × {escaped(text[:40])}" for text, count in common]
+    facts = [f"{count} × {escape(text[:40])}" for text, count in common]
     others = len(texts) - sum(count for _, count in common)
     summary = f'<p class="soft">{", ".join([*facts, *[f"{others} more"] * (others > 0)])}</p>' if facts else ""
     if len(texts) > 1 and side.rewards:
@@ -183,9 +183,9 @@ def article(prompt: Prompt, side: Side, i: int, image: Pil.Image | None) -> str:
     if reasoning:
         size = len(reasoning.split())
         parts.append(
-            f"<details><summary>reasoning, {size} words</summary><p class='text'>{escaped(reasoning)}</p></details>"
+            f"<details><summary>reasoning, {size} words</summary><p class='text'>{escape(reasoning)}</p></details>"
         )
-    marked = TAGS.sub(r'<span class="tag">\1</span>', escaped(rest))
+    marked = TAGS.sub(r'<span class="tag">\1</span>', escape(rest))
     parts.append(f'<p class="text">{marked or "(nothing)"}</p>')
     length = f"{output.tokens} tokens" + (", truncated" if output.truncated else "")
     return card(side, i, parts, length)
@@ -206,9 +206,9 @@ def boxes_of(prompt: Prompt, output: Text) -> Mapping[str, Any]:
 
 def heading(prompt: Prompt, boxed: bool) -> str:
     """Mark-up of the question, the reference answer, and the colours of boxes where an answer has any."""
-    parts = [escaped(f"“{prompt.text}”")]
+    parts = [escape(f"“{prompt.text}”")]
     if prompt.answer is not None:
-        parts.append(f"reference answer: <b>{escaped(shown_answer(prompt.answer))}</b>")
+        parts.append(f"reference answer: <b>{escape(shown_answer(prompt.answer))}</b>")
     if boxed:
         gold = f', <b style="color:{REFERENCE}">reference</b>' if prompt.answer is not None else ""
         parts.append(f'boxes: <b style="color:{PREDICTION}">answer</b>{gold}')
@@ -262,17 +262,17 @@ def tab(opened: Opened) -> None:
             if chosen is None:
                 return [gr.skip(), "", "", None, ""]
             # The whole conversation where it is more than one question.
-            more = f'<p class="text soft">{escaped(words(chosen))}</p>' if len(chosen.turns) > 1 else ""
-            shown = framed("".join(medium(one, f"{one.kind} of the question") for one in chosen.media) + more)
+            more = f'<p class="text soft">{escape(words(chosen))}</p>' if len(chosen.turns) > 1 else ""
+            shown = frame("".join(medium(item, f"{item.kind} of the question") for item in chosen.media) + more)
             known = chosen.task if chosen.task in TASKS else ""
             return [chosen.text, shown_answer(chosen.answer), known, None, shown]
 
     def upload(path: str | None) -> list[Any]:
         """A question of the visitor's own about a file, which is shown."""
         try:
-            shown = framed(medium(read_upload(path), "your upload")) if path else ""
+            shown = frame(medium(read_upload(path), "your upload")) if path else ""
         except ValueError as error:
-            shown = refused(error, path or "")
+            shown = refusal_html(error, path or "")
         return [OWN, OWN, "", "", shown]
 
     chosen = examples.offer(pair, example, label, fill, [question, answer, task, file, preview])

@@ -32,7 +32,7 @@ from mmgrpo.cli.demo.parts import (
     at_choice,
     checked_text,
     digits,
-    escaped,
+    escape,
     figure,
     figures,
     one_line_errors,
@@ -112,19 +112,19 @@ def prompt_of(pair: Pair, text: str, image: str = "") -> Prompt:
         raise ValueError("the prompt is empty: type one, or choose a held-out prompt")
     checked_text(text, "the prompt", MAX_PROMPT)
     known = [prompt for prompt in pair.examples(None) if prompt.text == text]
-    found = known[0] if known else embedded_prompt(pair, text)
+    prompt = known[0] if known else embedded_prompt(pair, text)
     if image and not use:
         raise ValueError(f"the family '{pair.family.name}' draws from words alone; remove the image")
     if image:
         from mmgrpo.data.images import decode_image
 
-        return replace(found, turns=(Turn("user", (Media("image", decode_image(image)), text)),))
-    if use == "required" and not found.media:
+        return replace(prompt, turns=(Turn("user", (Media("image", decode_image(image)), text)),))
+    if use == "required" and not prompt.media:
         raise ValueError(
             f"the family '{pair.family.name}' starts from an image: upload one, or choose a held-out prompt "
             "that has its own"
         )
-    return found
+    return prompt
 
 
 def takes_image(pair: Pair) -> str:
@@ -147,7 +147,7 @@ def embedded_prompt(pair: Pair, text: str) -> Prompt:
     return Prompt(text, id="demo")
 
 
-def shown(output: Output) -> Sample:
+def sample_of(output: Output) -> Sample:
     """An image or a video as it is shown."""
     from pipelines.visual.clips import enlarged, mp4
 
@@ -166,19 +166,21 @@ def draw(
     prompt = prompt_of(pair, text or "", image or "")
     samples: dict[str, list[Sample]] = {}
     for made in compare(opened, pair.name, prompt, seed=int(seed or 0), count=int(count)):
-        for side, one in made.sides.items():
+        for side, result in made.sides.items():
             old = samples.get(side, [])
-            samples = {**samples, side: [*old, *map(shown, one.outputs[len(old) :])]}
+            samples = {**samples, side: [*old, *map(sample_of, result.outputs[len(old) :])]}
         drawn = Drawn(made, samples)
-        yield made, drawn, *view(drawn, dict.fromkeys(samples, 0)), *finished(pair, drawn)
+        yield made, drawn, *view(drawn, dict.fromkeys(samples, 0)), *final_updates(pair, drawn)
 
 
 def of_run(made: Comparison) -> tuple[Any, ...]:
     """What is said of samples that a run has kept, and what the tab shows of them."""
-    drawn = Drawn(made, {side: [shown(one) for one in samples.outputs] for side, samples in made.sides.items()})
+    drawn = Drawn(
+        made, {side: [sample_of(output) for output in samples.outputs] for side, samples in made.sides.items()}
+    )
     end = "after training" if made.trained == "model" else f"after {int(made.trained):,} optimizer steps"
-    told = status(f"Kept by the run: one sample before and one {end}, from the same noise.")
-    return told, drawn, *view(drawn, dict.fromkeys(drawn.shown, 0)), *best_of(drawn), ""
+    line = status(f"Kept by the run: one sample before and one {end}, from the same noise.")
+    return line, drawn, *view(drawn, dict.fromkeys(drawn.shown, 0)), *best_of(drawn), ""
 
 
 def command(pair: Pair, drawn: Drawn) -> str:
@@ -246,7 +248,7 @@ def card_rewards(drawn: Drawn, side: str, place: int) -> str:
     for name in drawn.rewards():
         cell = reward_value(drawn.value(side, place, name), drawn.made.failures.get(name, ""))
         kind = ' class="trained"' if drawn.made.weights[name] else ""
-        items.append(f"<span{kind}><span>{escaped(name)}</span> <b>{cell}</b></span>")
+        items.append(f"<span{kind}><span>{escape(name)}</span> <b>{cell}</b></span>")
     return f'<span class="rewards">{"".join(items)}</span>'
 
 
@@ -269,7 +271,7 @@ def rewards_table(drawn: Drawn | None, chosen: Mapping[str, int]) -> str:
         values, weight = [drawn.value(side, chosen[side], name) for side in sides], drawn.made.weights[name]
         cells = [reward_value(value, drawn.made.failures.get(name, "")) for value in values]
         changed = [change(values[1] - values[0], weight)] if both else []
-        rows.append((escaped(name) + " <small>trained on</small>" * bool(weight), *cells, *changed))
+        rows.append((escape(name) + " <small>trained on</small>" * bool(weight), *cells, *changed))
     heads = ["reward", *(f"{title(side, drawn)} #{chosen[side] + 1}" for side in sides), *["change"] * both]
     return table(heads, rows) + reasons_list(drawn.made.failures)
 
@@ -285,11 +287,11 @@ def change(difference: float, weight: float) -> str:
 # ---- the best of n
 
 
-def finished(pair: Pair, drawn: Drawn) -> tuple[Any, ...]:
+def final_updates(pair: Pair, drawn: Drawn) -> tuple[Any, ...]:
     """The choice of the best and the command, once all samples are scored."""
     if not drawn.made.done:
         return (gr.skip(),) * 5
-    line = escaped(command(pair, drawn))
+    line = escape(command(pair, drawn))
     how = f"<details><summary>The same in a terminal</summary><pre>{line}</pre></details>" if line else ""
     return *best_of(drawn), how
 
@@ -319,8 +321,8 @@ def choose_best(drawn: Drawn | None, reward: str | None, count: float | int) -> 
     """Show the best of the first ``count`` samples of each side by a reward, which have different noise."""
     if drawn is None or not reward or reward not in drawn.made.weights:
         return (gr.skip(),) * 6
-    found = {side: drawn.best(side, reward, int(count)) for side in drawn.made.scored}
-    chosen = {side: one[0] if one else 0 for side, one in found.items()}
+    best = {side: drawn.best(side, reward, int(count)) for side in drawn.made.scored}
+    chosen = {side: top[0] if top else 0 for side, top in best.items()}
     return *view(drawn, chosen), best_text(drawn, reward, int(count))
 
 
@@ -328,20 +330,20 @@ def best_text(drawn: Drawn, reward: str, count: int) -> str:
     """The best of the first ``count`` samples of each side, in words, and how it grows with the count."""
     words = []
     for side in drawn.made.scored:
-        found = drawn.best(side, reward, count)
-        value = f"<b>{digits(found[1])}</b> (sample {found[0] + 1})" if found else "<b>none</b> could be scored"
+        best = drawn.best(side, reward, count)
+        value = f"<b>{digits(best[1])}</b> (sample {best[0] + 1})" if best else "<b>none</b> could be scored"
         words.append(f"{title(side, drawn)} {value}")
     kind = "lowest" if drawn.made.weights[reward] < 0 else "best"
     first = "sample 1 alone" if count == 1 else f"{kind} of the first {count}"
-    return f"<p>{escaped(reward)}, {first}: {', '.join(words)}</p>{growth(drawn, reward)}"
+    return f"<p>{escape(reward)}, {first}: {', '.join(words)}</p>{growth(drawn, reward)}"
 
 
 def growth(drawn: Drawn, reward: str) -> str:
     """The best of the first n against n, a line for each side; empty where it is the same for all."""
     lines = {}
     for side in drawn.made.scored:
-        found = [(n, drawn.best(side, reward, n)) for n in range(1, drawn.made.count + 1)]
-        lines[title(side, drawn)] = [(float(n), best[1]) for n, best in found if best]
+        tops = [(n, drawn.best(side, reward, n)) for n in range(1, drawn.made.count + 1)]
+        lines[title(side, drawn)] = [(float(n), best[1]) for n, best in tops if best]
     if len({value for line in lines.values() for _, value in line}) < 2:
         return ""
     curves = [Curve(name, line, line) for name, line in lines.items()]
@@ -394,7 +396,7 @@ def tab(opened: Opened) -> None:
         """The text of an example, the upload where the model takes an image, and what the run has kept of it."""
         with one_line_errors():
             chosen, takes = examples.get(name, key), takes_image(look_up(opened, name))
-            kept = examples.kept(name, key)
+            kept = examples.kept_comparison(name, key)
         shown = of_run(kept) if kept else ("", *[gr.skip()] * len(outputs))
         return [chosen.text if chosen else "", gr.update(value=None, visible=bool(takes)), *shown]
 

@@ -17,7 +17,7 @@ import gradio as gr
 import torch
 
 from mmgrpo.cli.demo.compare import compare, look_up
-from mmgrpo.cli.demo.kept import Question, kept, with_kept
+from mmgrpo.cli.demo.kept import Question, kept_questions, with_kept
 from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair, in_a_line
 from mmgrpo.cli.demo.parts import (
     PRIVATE,
@@ -26,8 +26,8 @@ from mmgrpo.cli.demo.parts import (
     at_cancel,
     checked_text,
     computing,
-    decoded,
-    escaped,
+    decode,
+    escape,
     figure,
     figures,
     note,
@@ -78,17 +78,17 @@ class Trial:
     def right(self) -> str:
         return AFTER if self.left == BEFORE else BEFORE
 
-    def shown(self) -> Mapping[str, Output]:
+    def outputs_by_place(self) -> Mapping[str, Output]:
         """The outputs by place."""
         return {"left": self.outputs[self.left], "right": self.outputs[self.right]}
 
     def row(self, vote: str, pair: Pair) -> dict[str, Any]:
         """The vote in GenAI-Bench's form with what rewards read of the prompt, without the media."""
-        asked = self.prompt
+        prompt = self.prompt
         names = {BEFORE: str(pair.config.model.path), AFTER: f"{pair.name} {pair.weights}".strip()}
         return {
             # A transcription has no text; the prompt is also what a bootstrap draws.
-            "prompt": asked.text if asked.text.strip() else f"({asked.id or 'no text'})",
+            "prompt": prompt.text if prompt.text.strip() else f"({prompt.id or 'no text'})",
             "vote_type": vote,
             "model_a": names[self.left],
             "model_b": names[self.right],
@@ -122,9 +122,9 @@ def same(one: Output, other: Output) -> bool:
     return False
 
 
-def compared(opened: Opened) -> list[str]:
+def comparable_pairs(opened: Opened) -> list[str]:
     """The pairs that have two sides, or samples of both."""
-    return [name for name, pair in opened.pairs.items() if len(pair.sides) == 2 or kept(pair.run, 1)]
+    return [name for name, pair in opened.pairs.items() if len(pair.sides) == 2 or kept_questions(pair.run, 1)]
 
 
 def questions(pair: Pair) -> list[Question]:
@@ -136,10 +136,12 @@ def questions(pair: Pair) -> list[Question]:
 
 def can_be_typed(pair: Pair, several: Sequence[Question]) -> bool:
     """Whether a prompt of this pair is a text alone; a text that is typed is never taken for the name of a file."""
-    return len(pair.sides) == 2 and pair.modality != "vlm" and not any(one.prompt.media for one in several)
+    return len(pair.sides) == 2 and pair.modality != "vlm" and not any(question.prompt.media for question in several)
 
 
-def chosen(several: Sequence[Question], pair: Pair, place: str, typed: str, at_once: bool = False) -> list[Question]:
+def choose_questions(
+    several: Sequence[Question], pair: Pair, place: str, typed: str, at_once: bool = False
+) -> list[Question]:
     """The questions to try, in order: what was typed, the chosen one, or some in a random order, with ``at_once`` only
     those of which there are samples, if there are any."""
     if typed.strip():
@@ -149,7 +151,7 @@ def chosen(several: Sequence[Question], pair: Pair, place: str, typed: str, at_o
     if not several:
         raise ValueError(f"no held-out prompt of '{pair.name}' can be read here; write one, or open its data")
     if place == ANY:
-        several = [one for one in several if one.outputs] * at_once or several
+        several = [question for question in several if question.outputs] * at_once or several
         return secrets.SystemRandom().sample(list(several), min(TRIES, len(several)))
     if not place.isdecimal() or int(place) >= len(several):
         raise ValueError(f"got the prompt '{place[:80]}', expected one of the list")
@@ -183,7 +185,7 @@ def trials(opened: Opened, name: str, several: Sequence[Question]) -> Iterator[T
 
 def sides_html(trial: Trial, named: bool = False) -> str:
     """Both outputs side by side, with the names of their models only where they are ``named``."""
-    sides = zip(trial.shown().items(), (trial.left, trial.right))
+    sides = zip(trial.outputs_by_place().items(), (trial.left, trial.right))
     return figures(*(figure(output, f"{place}: {WORDS[side]}" if named else place) for (place, output), side in sides))
 
 
@@ -196,12 +198,12 @@ def reveal_html(trial: Trial, vote: str) -> str:
     }.get(vote, "You saw a tie." if vote else "Skipped, not stored.")
     which = f"Left was {WORDS[trial.left]}, right {WORDS[trial.right]}."
     answer = trial.prompt.answer
-    gold = f" The reference is “{escaped(str(answer)[:500])}”." if isinstance(answer, str | int | float) else ""
+    gold = f" The reference is “{escape(str(answer)[:500])}”." if isinstance(answer, str | int | float) else ""
     rows = []
     for name, (before, after) in trial.values.items():
         order = (before, after) if trial.left == BEFORE else (after, before)
-        cells = [reward_value(one, trial.reasons.get(name, ""), ".4g") for one in order]
-        rows.append((escaped(name), *cells, preference(before, after)))
+        cells = [reward_value(value, trial.reasons.get(name, ""), ".4g") for value in order]
+        rows.append((escape(name), *cells, preference(before, after)))
     values = table(("reward", "left", "right", "prefers"), rows) if rows else ""
     return f"<p>{said} {which}{gold}</p>{values}{reasons_list(trial.reasons)}"
 
@@ -217,10 +219,10 @@ def tally_html(counts: Tally, pair: str) -> str:
     """The votes on a pair so far, in words."""
     rate = counts.win_rate
     if rate is None:
-        return note(f"No vote on {escaped(pair)} yet.")
+        return note(f"No vote on {escape(pair)} yet.")
     plural = "" if counts.votes == 1 else "s"
     return (
-        f"<p><strong>{escaped(pair)}: the trained model wins {100 * rate.mean:.0f} %</strong> "
+        f"<p><strong>{escape(pair)}: the trained model wins {100 * rate.mean:.0f} %</strong> "
         f"[{100 * rate.low:.0f}, {100 * rate.high:.0f}] of {counts.votes} vote{plural} (ties half, 95 % interval): "
         f"{counts.after} for it, {counts.before} for the initial one, {counts.neither} for neither.</p>"
     )
@@ -229,9 +231,9 @@ def tally_html(counts: Tally, pair: str) -> str:
 def media_of(prompt: Prompt) -> list[Output]:
     """The media that a prompt asks about; those that cannot be read are left out."""
     media = []
-    for one in prompt.media:
+    for item in prompt.media:
         try:
-            media.append(decoded(one))
+            media.append(decode(item))
         except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:
             print(f"a vote is stored without a medium of its prompt: {in_a_line(error)}", flush=True)
     return media
@@ -253,14 +255,14 @@ def cast(opened: Opened, trial: Trial | None, vote: str) -> tuple[str, str, str]
         raise ValueError(CLOSED)
     if vote:
         media = media_of(trial.prompt)
-        append_vote(opened.votes, trial.row(vote, opened.pairs[trial.pair]), trial.shown(), media)
+        append_vote(opened.votes, trial.row(vote, opened.pairs[trial.pair]), trial.outputs_by_place(), media)
     counts = tally_html(tally(opened.votes, trial.pair), trial.pair)
     return sides_html(trial, named=True), reveal_html(trial, vote), counts
 
 
 def tab(opened: Opened) -> None:
     """Build the tab."""
-    names = compared(opened)
+    names = comparable_pairs(opened)
     if not names:
         gr.Markdown(EMPTY, elem_id="vote-empty")
         return
@@ -274,27 +276,34 @@ def tab(opened: Opened) -> None:
         with one_line_errors():
             pair = look_up(opened, name)
             several = asked_of(name := pair.name)
-            labels = [(one.prompt.text.strip()[:100] or one.prompt.id, str(n)) for n, one in enumerate(several)]
+            labels = [
+                (question.prompt.text.strip()[:100] or question.prompt.id, str(n)) for n, question in enumerate(several)
+            ]
             counts = tally_html(tally(opened.votes, name), name)
-            ready = any(one.outputs for one in several)
+            ready = any(question.outputs for question in several)
             *_, first = steps(name, ANY, "", at_once=True) if ready else [None]
         typed = can_be_typed(pair, several)
         prompts = gr.update(choices=[*anyone, *labels], value=ANY)
-        shown = opened_on(first) if isinstance(first, Trial) else (None, "", "", "", *closed())
+        shown = opened_on(first) if isinstance(first, Trial) else (None, "", "", "", *disable_buttons())
         return prompts, gr.update(value="", visible=typed), counts, *shown
 
     def opened_on(trial: Trial) -> tuple[Any, ...]:
         """A trial, and that it can be voted on."""
-        asked, buttons = prompt_html(trial.prompt) + left_out(trial), [gr.update(interactive=True)] * (len(BUTTONS) + 1)
-        return trial, asked, sides_html(trial), "", *buttons
+        question, buttons = (
+            prompt_html(trial.prompt) + left_out(trial),
+            [gr.update(interactive=True)] * (len(BUTTONS) + 1),
+        )
+        return trial, question, sides_html(trial), "", *buttons
 
-    def closed(drawing: bool = False) -> list[Any]:
+    def disable_buttons(drawing: bool = False) -> list[Any]:
         """No vote; nothing can be cancelled before drawing is under way, where a cancellation would come first."""
         return [gr.update(interactive=False)] * len(BUTTONS) + [gr.update(interactive=drawing)]
 
     def steps(name: str | None, place: str | None, typed: str | None, at_once: bool = False) -> Iterator[Trial | str]:
         pair = look_up(opened, name)
-        return trials(opened, pair.name, chosen(asked_of(pair.name), pair, place or ANY, typed or "", at_once))
+        return trials(
+            opened, pair.name, choose_questions(asked_of(pair.name), pair, place or ANY, typed or "", at_once)
+        )
 
     def draw(
         name: str | None, place: str | None, typed: str | None, ready: Ahead | None, progress: Any = PROGRESS
@@ -303,13 +312,13 @@ def tab(opened: Opened) -> None:
         with one_line_errors():
             fits = ready is not None and ready.choices == (name, place, typed)
             ahead = [ready.trial] if ready and fits else steps(name, place, typed, at_once=True)
-            yield None, None, "", note("drawing …"), "", *closed(drawing=True)
+            yield None, None, "", note("drawing …"), "", *disable_buttons(drawing=True)
             for step in ahead:
                 if isinstance(step, Trial):
                     yield None, *opened_on(step)
                 else:
                     progress(0.5, desc=step)
-                    yield None, None, "", note(f"{step} …"), "", *closed(drawing=True)
+                    yield None, None, "", note(f"{step} …"), "", *disable_buttons(drawing=True)
 
     def prepare(name: str | None, place: str | None, typed: str | None) -> Iterator[Any]:
         """The next trial, while the visitor looks at this one; what fails is said when it is asked for."""
@@ -319,11 +328,11 @@ def tab(opened: Opened) -> None:
         except (OSError, ValueError, RuntimeError):
             yield None
 
-    def voted(vote: str) -> Any:
+    def handler_of(vote: str) -> Any:
         def store(trial: Trial | None) -> tuple[Any, ...]:
             with one_line_errors():
                 sides, reveal, counts = cast(opened, trial, vote)
-            return None, sides, reveal, counts, *closed()
+            return None, sides, reveal, counts, *disable_buttons()
 
         return store
 
@@ -341,7 +350,7 @@ def tab(opened: Opened) -> None:
             label="or a prompt of your own", max_length=2_000, min_width=200, visible=False, elem_id="vote-typed"
         )
     trial, ready = gr.State(None), gr.State(None, time_to_live=3600)
-    asked = gr.HTML(elem_id="vote-asked")
+    question = gr.HTML(elem_id="vote-asked")
     sides = gr.HTML(elem_id="vote-sides")
     with gr.Row():
         buttons = {
@@ -355,15 +364,15 @@ def tab(opened: Opened) -> None:
     counts = gr.HTML(elem_id="vote-tally")
 
     every = [*buttons.values(), stop]
-    fresh = [place, typed, counts, trial, asked, sides, reveal, *every]
+    fresh = [place, typed, counts, trial, question, sides, reveal, *every]
     # Without a trigger it also runs when the page is opened, so nothing is read before.
     gr.on(None, choose, pair, fresh, show_progress="hidden", **PRIVATE)
     choices = [pair, place, typed]
-    drawing = more.click(draw, [*choices, ready], [ready, trial, asked, sides, reveal, *every], **computing("vote"))
+    drawing = more.click(draw, [*choices, ready], [ready, trial, question, sides, reveal, *every], **computing("vote"))
     preparing = drawing.success(prepare, choices, ready, **{**computing("vote"), **QUIET})
     for vote, button in buttons.items():
         button.click(
-            voted(vote),
+            handler_of(vote),
             trial,
             [trial, sides, reveal, counts, *every],
             concurrency_limit=1,
@@ -372,8 +381,8 @@ def tab(opened: Opened) -> None:
         )
     pair.change(None, None, None, cancels=[drawing, preparing], **PRIVATE)
 
-    def cancelled() -> tuple[Any, ...]:
+    def clear() -> tuple[Any, ...]:
         """Nothing to vote on, also where the samples were there already."""
-        return None, note("Cancelled."), *closed()
+        return None, note("Cancelled."), *disable_buttons()
 
-    at_cancel(stop, [drawing], cancelled, [], [trial, sides, *every], **PRIVATE)
+    at_cancel(stop, [drawing], clear, [], [trial, sides, *every], **PRIVATE)

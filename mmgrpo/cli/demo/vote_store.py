@@ -44,12 +44,12 @@ def append_vote(
         raise ValueError(f"--votes {file}: got a file of {file.suffix or 'no suffix'}, expected .jsonl")
     if row["vote_type"] not in VOTES:
         raise ValueError(f"got the vote '{str(row['vote_type'])[:80]}', expected one of {', '.join(VOTES)}")
-    with locked(file) as stream:
+    with lock_file(file) as stream:
         if whole_lines(stream) >= MAX_VOTES:
             raise ValueError(f"{file.name}: got {MAX_VOTES:,} votes, which is the most; move it away with its media")
-        media = {side: stored(output, file) for side, output in outputs.items()}
+        media = {side: store(output, file) for side, output in outputs.items()}
         if about:
-            media["about"] = [stored(output, file) for output in about]
+            media["about"] = [store(output, file) for output in about]
         line = json.dumps({**row, **media}, default=str) + "\n"
         stream.write(line.encode())
         stream.flush()
@@ -57,7 +57,7 @@ def append_vote(
 
 
 @contextmanager
-def locked(file: Path) -> Iterator[BinaryIO]:
+def lock_file(file: Path) -> Iterator[BinaryIO]:
     """The file, created if there is none, held against all other writers; what is written goes to its end."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a+b") as stream:
@@ -83,21 +83,21 @@ def whole_lines(stream: BinaryIO) -> int:
     return lines + 1
 
 
-def stored(output: Output, file: Path) -> Any:
+def store(output: Output, file: Path) -> Any:
     """An output as a value of a line: a text itself, else the name of a file relative to that of the votes.
 
     Files are named by their content, so one image is stored once.
     """
     if isinstance(output, Text):
         return {"text": output.whole}
-    content, suffix = encoded(output)
+    content, suffix = encode(output)
     name = f"{file.stem}-media/{hashlib.blake2b(content, digest_size=16).hexdigest()}{suffix}"
     if not (file.parent / name).is_file():
         write_bytes(file.parent / name, content)
     return name
 
 
-def encoded(output: Output) -> tuple[bytes, str]:
+def encode(output: Output) -> tuple[bytes, str]:
     """An image, clip or audio without loss beyond 8 (of recordings 16) bits, and its suffix."""
     if isinstance(output, Image):
         return png(to_pil(output)), ".png"

@@ -47,7 +47,7 @@ class Draft:
     warnings: list[str] = field(default_factory=list)
     """What must be decided before the recipe is run."""
     mentioned: set[str] = field(default_factory=set)
-    asked: dict[str, list[str]] = field(default_factory=dict)
+    questions: dict[str, list[str]] = field(default_factory=dict)
     """Our settings that ``train`` refuses until they are written, with what each needs."""
     open: dict[str, str] = field(default_factory=dict)
     """Their settings that change a run and that nothing here stands for: ``train`` refuses these too."""
@@ -57,9 +57,9 @@ class Draft:
         row = self.table.rows[key]
         if key not in self.source.values:
             return row.default
-        return typed(self.source.values[key], row, f"{self.source.name}: {key}")
+        return coerce(self.source.values[key], row, f"{self.source.name}: {key}")
 
-    def given(self, *keys: str) -> bool:
+    def is_given(self, *keys: str) -> bool:
         """Whether one of the settings is in their configuration."""
         return any(key in self.source.values for key in keys)
 
@@ -98,7 +98,7 @@ class Draft:
     def set(self, key: str, value: Any, *of: str, note: str = "") -> None:
         """Write a setting of ours, made of settings of theirs."""
         self.mentioned |= {*of}
-        self.settings[key] = Setting(value, of, note, self.given(*of))
+        self.settings[key] = Setting(value, of, note, self.is_given(*of))
 
     def leave(self, key: str, why: str) -> None:
         """A setting of theirs that has no counterpart."""
@@ -114,9 +114,9 @@ class Draft:
     def ask(self, key: str, text: str, *of: str) -> None:
         """A setting of ours that must be written before the recipe can be run, and why it is not known."""
         self.warn(f"{key}: {text}", *of)
-        self.asked.setdefault(key, []).append(CONTROL.sub(" ", text))
+        self.questions.setdefault(key, []).append(CONTROL.sub(" ", text))
 
-    def undecided(self, key: str, why: str) -> None:
+    def leave_open(self, key: str, why: str) -> None:
         """A setting of theirs that changes the run and that has no counterpart: the user must deal with it."""
         self.leave(key, why)
         self.open[key] = CONTROL.sub(" ", why)
@@ -127,10 +127,10 @@ class Draft:
         if found:
             self.set("rewards", list(found), *of)
             return
-        if "rewards" not in self.asked:
+        if "rewards" not in self.questions:
             self.ask("rewards", "no reward is named; 'mmgrpo rewards' lists ours", *(of if left else ()))
         if left:
-            self.left.update({key: left for key in of if self.given(key)})
+            self.left.update({key: left for key in of if self.is_given(key)})
 
     def algorithm(self, base: str, blocks: dict[str, tuple[Any, tuple[str, ...]]]) -> None:
         """Write the lines of the algorithm, each with the settings that it was made of: as the name of the preset that
@@ -146,13 +146,13 @@ class Draft:
             if (
                 line in lines
                 and not exact
-                and (self.given(*blocks[line][1]) or not equal(lines[line], PRESETS[base][line]))
+                and (self.is_given(*blocks[line][1]) or not equal(lines[line], PRESETS[base][line]))
             ):
                 self.set(f"algorithm.{line}", *(lines[line], *blocks[line][1]))
         self.mentioned |= {*everything}
 
 
-def typed(value: Any, row: Row, where: str) -> Any:
+def coerce(value: Any, row: Row, where: str) -> Any:
     """A value of the type of the row's default: text that is a number as one; ValueError where it is another."""
     if isinstance(value, str) and isinstance(row.default, bool | int | float):
         value = plain(value)

@@ -45,7 +45,7 @@ def unknown(node: ast.expr, depth: int) -> Any:
 
 def value(node: ast.expr | None, known: Known = unknown, depth: int = 0) -> Any:
     """The value of a literal, of what ``known`` knows, of sums and products of numbers, of texts that are put together,
-    of an entry of a list or a dictionary, and of some calls (``called``); ``Unread`` for anything else."""
+    of an entry of a list or a dictionary, and of some calls (``value_of_call``); ``Unread`` for anything else."""
     if node is None or depth > MAX_DEPTH:
         raise Unread
     with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
@@ -54,11 +54,11 @@ def value(node: ast.expr | None, known: Known = unknown, depth: int = 0) -> Any:
         case ast.Name() | ast.Attribute():
             return known(node, depth)
         case ast.List() | ast.Tuple():
-            items = [value(one, known, depth + 1) for one in node.elts]
+            items = [value(element, known, depth + 1) for element in node.elts]
             return tuple(items) if isinstance(node, ast.Tuple) else items
         case ast.Dict() if None not in node.keys:
             pairs = zip(node.keys, node.values, strict=True)
-            return {value(key, known, depth + 1): value(one, known, depth + 1) for key, one in pairs}
+            return {value(key, known, depth + 1): value(item, known, depth + 1) for key, item in pairs}
         case ast.Subscript():
             holder, key = value(node.value, known, depth + 1), value(node.slice, known, depth + 1)
             try:
@@ -72,16 +72,16 @@ def value(node: ast.expr | None, known: Known = unknown, depth: int = 0) -> Any:
             if isinstance(node.op, ast.USub) and type(inner) in (int, float):
                 return -inner
         case ast.JoinedStr():
-            return "".join(part(one, known, depth + 1) for one in node.values)[:MAX_TEXT]
+            return "".join(part(piece, known, depth + 1) for piece in node.values)[:MAX_TEXT]
         case ast.BinOp() if type(node.op) in ARITHMETIC:
-            both: list[Any] = [value(one, known, depth + 1) for one in (node.left, node.right)]
-            if all(isinstance(one, str) for one in both) and isinstance(node.op, ast.Add):
+            both: list[Any] = [value(operand, known, depth + 1) for operand in (node.left, node.right)]
+            if all(isinstance(operand, str) for operand in both) and isinstance(node.op, ast.Add):
                 return "".join(both)[:MAX_TEXT]
-            if all(type(one) in (int, float) and abs(one) <= LARGEST for one in both):
+            if all(type(operand) in (int, float) and abs(operand) <= LARGEST for operand in both):
                 with contextlib.suppress(ZeroDivisionError):
                     return ARITHMETIC[type(node.op)](*both)
         case ast.Call():
-            return called(node, known, depth)
+            return value_of_call(node, known, depth)
     raise Unread
 
 
@@ -95,7 +95,7 @@ def part(node: ast.expr, known: Known, depth: int) -> str:
     return str(inner)
 
 
-def called(node: ast.Call, known: Known, depth: int) -> Any:
+def value_of_call(node: ast.Call, known: Known, depth: int) -> Any:
     """The value of a call that follows from its arguments: a conversion, a path, a default of the environment, an entry
     of a dictionary, the parts of a text."""
     name, arguments = name_of(node.func), node.args
@@ -104,15 +104,15 @@ def called(node: ast.Call, known: Known, depth: int) -> Any:
         if isinstance(inner, str | int | float | list | tuple):
             with contextlib.suppress(ValueError, TypeError, OverflowError):
                 return CONVERSIONS[name](inner)
-    elif name == "dict" and not arguments and all(one.arg for one in node.keywords):
-        return {str(one.arg): value(one.value, known, depth + 1) for one in node.keywords}
+    elif name == "dict" and not arguments and all(keyword.arg for keyword in node.keywords):
+        return {str(keyword.arg): value(keyword.value, known, depth + 1) for keyword in node.keywords}
     elif name in ("os.environ.get", "os.getenv", "environ.get") and len(arguments) == 2:
         return value(arguments[1], known, depth + 1)
     elif name == "os.getcwd":
         return ""
     elif name == "os.path.join" and arguments:
-        parts = [value(one, known, depth + 1) for one in arguments]
-        if all(isinstance(one, str) for one in parts):
+        parts = [value(argument, known, depth + 1) for argument in arguments]
+        if all(isinstance(text, str) for text in parts):
             return str(Path(*parts))
     elif name.endswith(("is_bf16_supported", "is_bfloat16_supported")):
         return True

@@ -7,7 +7,7 @@ import re
 from mmgrpo.cli.migrate.draft import Draft, text_of
 from mmgrpo.cli.migrate.rules import convert
 from mmgrpo.cli.migrate.sources import Source
-from mmgrpo.cli.migrate.tokens import Conversions, name, weighted
+from mmgrpo.cli.migrate.tokens import Conversions, name, with_weight
 from mmgrpo.config.names import plural
 
 FAMILIES = (
@@ -49,7 +49,7 @@ def flow_plan(draft: Draft) -> None:
     """Which steps draw noise: all, or a window, which is drawn among those of its range."""
     steps, shared = draft.count("sample.num_steps"), draft["sample.same_latent"]
     size = draft.count("sample.train_num_steps", 0)
-    if draft.given("sample.sde_window_size"):
+    if draft.is_given("sample.sde_window_size"):
         size = draft.count("sample.sde_window_size", 0)
     of = ("sample.sde_window_size", "sample.sde_window_range", "sample.same_latent")
     if size:
@@ -74,14 +74,14 @@ def flow_plan(draft: Draft) -> None:
                 f"timestep_fraction {draft.number(key)} trains the first {trained} steps; here all but the last are "
                 "trained, or a random part of them (random_subset)", key,
             )  # fmt: skip
-    if draft.given("train.timestep_fraction"):
+    if draft.is_given("train.timestep_fraction"):
         draft.leave("train.timestep_fraction", "all stochastic steps are trained, and the last is never one")
 
 
 def flow_batch(draft: Draft) -> None:
     """Prompts of an epoch, which is one rollout, and its updates; what is counted in epochs there."""
     sizes = ["sample.train_batch_size", "sample.num_image_per_prompt", "sample.num_batches_per_epoch"]
-    if draft.given("sample.mini_num_image_per_prompt"):
+    if draft.is_given("sample.mini_num_image_per_prompt"):
         sizes[0] = "sample.mini_num_image_per_prompt"
     rest = ["train.batch_size", "train.gradient_accumulation_steps"]
     unread = [key for key in (*sizes, *rest) if key in draft.source.unread]
@@ -115,7 +115,7 @@ def flow_batch(draft: Draft) -> None:
     for theirs, ours in (("save_freq", "save_every"), ("eval_freq", "eval.every"), ("num_epochs", "steps")):
         if draft[theirs] is not None:
             draft.set(ours, draft.count(theirs) * a_round, theirs, note=note)
-    if not draft.given("num_epochs"):
+    if not draft.is_given("num_epochs"):
         draft.ask("steps", "it trains until it is stopped (num_epochs 100000)")
 
 
@@ -136,7 +136,7 @@ def flow_data(draft: Draft) -> None:
     functions = draft["reward_fn"]
     if not isinstance(functions, dict):
         functions = {str(functions): 1.0} if functions else {}
-    found = []
+    rewards = []
     for reward, weight in functions.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             raise ValueError(
@@ -152,8 +152,8 @@ def flow_data(draft: Draft) -> None:
         text = draft.table.rewards[reward]
         if draft.family in VIDEO and reward != "video_ocr":
             text = f'frames(reward="{text.replace(chr(34), chr(39))}")'
-        found.append(weighted(text, weight))
-    draft.rewards(found, "reward_fn", left="no reward of it has a counterpart without parameters")
+        rewards.append(with_weight(text, weight))
+    draft.rewards(rewards, "reward_fn", left="no reward of it has a counterpart without parameters")
 
 
 def family_of_dance_grpo(source: Source) -> str:
@@ -176,7 +176,7 @@ def dance_loss(draft: Draft) -> None:
 
 def best_of(draft: Draft) -> int:
     """Samples of a group that are trained, where these are not all."""
-    if draft.family != "hunyuan_video" and not draft.given("bestofn"):
+    if draft.family != "hunyuan_video" and not draft.is_given("bestofn"):
         return 0
     best = draft.count("bestofn")
     return best if best != draft["num_generations"] else 0
@@ -215,7 +215,7 @@ def dance_batch(draft: Draft) -> None:
 
 def dance_data(draft: Draft) -> None:
     """Prompts, and the rewards that its switches name."""
-    if draft.given("data_json_path"):
+    if draft.is_given("data_json_path"):
         draft.leave("data_json_path", "a list of captions with encoded prompts: see data.train")
     draft.ask(
         "data.train",
@@ -223,16 +223,16 @@ def dance_data(draft: Draft) -> None:
         "encoded prompts are not, since prompts are encoded at the start",
     )
     video = draft.family in VIDEO
-    found = []
+    rewards = []
     for key, text in draft.table.rewards.items():
         if draft[key]:
-            found.append((f'frames(reward="{text}")' if video else text, key))
+            rewards.append((f'frames(reward="{text}")' if video else text, key))
     if draft["use_videoalign"]:
         for key, dimension in (("vq_coef", "VQ"), ("mq_coef", "MQ")):
             if weight := draft.number(key):
-                found.append((f"videoalign(weight={weight:g}, dimension='{dimension}')", key))
+                rewards.append((f"videoalign(weight={weight:g}, dimension='{dimension}')", key))
     of = (*draft.table.rewards, "use_videoalign", "vq_coef", "mq_coef")
-    draft.rewards([text for text, _ in found], *filter(draft.given, of))
+    draft.rewards([text for text, _ in rewards], *filter(draft.is_given, of))
 
 
 FLOW_GRPO: Conversions = {"data": flow_data, "plan": flow_plan, "batch": flow_batch, "name": name}

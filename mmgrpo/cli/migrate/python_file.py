@@ -17,7 +17,7 @@ def from_python(source: Source, text: str, chosen: str) -> None:
 
     A value that is not in the text is kept as text in ``source.unread``.
     """
-    tree = parsed(source, text)
+    tree = parse(source, text)
     functions = {
         node.name: node
         for node in tree.body
@@ -37,7 +37,7 @@ def from_python(source: Source, text: str, chosen: str) -> None:
         raise ValueError(f"{source.name}: has no assignment config.name = value")
 
 
-def parsed(source: Source, text: str) -> ast.Module:
+def parse(source: Source, text: str) -> ast.Module:
     """The syntax tree of a file; ValueError with the line for what is not Python."""
     try:
         return ast.parse(text)
@@ -52,7 +52,7 @@ def put(
     """Put the assignments of some statements; ``config = other()`` puts those of ``other`` first."""
     aliases, variables = {"config": ""}, {}
 
-    def known(node: ast.expr, depth: int) -> Any:
+    def look_up(node: ast.expr, depth: int) -> Any:
         """A variable, or a setting, that was assigned before."""
         name = name_of(node)
         table, key = (source.values, name.removeprefix("config.")) if "." in name else (variables, name)
@@ -64,7 +64,7 @@ def put(
         if isinstance(target, ast.Name):
             variables.pop(target.id, None)
             with contextlib.suppress(Unread):
-                variables[target.id] = value(node, known)
+                variables[target.id] = value(node, look_up)
             if target.id in ("gpu_number", "n_gpus", "num_gpus") and isinstance(variables.get(target.id), int):
                 source.processes = source.processes or variables[target.id]
             inner = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
@@ -79,7 +79,7 @@ def put(
             aliases[path[-1]] = key  # config.sample = sample = ConfigDict()
             continue
         try:
-            source.put(key, value(node, known))
+            source.put(key, value(node, look_up))
         except Unread:
             source.values.pop(key, None)
             source.unread[key] = f"{ast.unparse(node)[:200]} (line {line})"

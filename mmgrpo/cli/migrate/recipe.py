@@ -63,20 +63,20 @@ def recipe_of(
         raise ValueError("mmgrpo migrate: got neither a file nor flags behind --; 'mmgrpo migrate --help' shows both")
     theirs = table(project)
     nested = project in ("easyr1", "verl")
-    own: set[str] = set()
+    script_arguments: set[str] = set()
     given = dict(flags_of(flags))
 
     def trl_script(source: Source, text: str, chosen: str) -> None:
-        own.update(from_trl_script(source, text, given))
+        script_arguments.update(from_trl_script(source, text, given))
 
     python = {"flow_grpo": from_python, "trl": trl_script}.get(project)
     source = read(path, nested, python) if path else Source("the command line")
     from_words(source, flags)
-    for key in own:  # arguments of a script of theirs, which are in the values that it makes of them
+    for key in script_arguments:  # arguments of a script of theirs, which are in the values that it makes of them
         source.values.pop(key, None)
     path = with_its_file(source, path, nested, python)
     source.processes = processes or source.processes
-    old = renamed(source, theirs)
+    old = rename_settings(source, theirs)
     chosen = family(name or FAMILY[project](source))
     draft = Draft(theirs, source, chosen.name, rows)
     for key, new in old.items():
@@ -98,30 +98,30 @@ def with_its_file(source: Source, path: str, nested: bool, python: Callable[[Sou
         return path
     script = Path(path.partition(".py:")[0])
     folders = [Path(), *script.parents] if path else [Path()]
-    found = next((folder / name for folder in folders if (folder / name.partition(".py:")[0]).is_file()), None)
-    if found is None and ".py:" in name:
+    base_file = next((folder / name for folder in folders if (folder / name.partition(".py:")[0]).is_file()), None)
+    if base_file is None and ".py:" in name:
         file = name.partition(".py:")[0] + ".py"
-        found = next((folder / name for folder in folders if (folder / file).is_file()), None)
-    if found is None or Path(str(found).partition(".py:")[0]).suffix == ".sh":
+        base_file = next((folder / name for folder in folders if (folder / file).is_file()), None)
+    if base_file is None or Path(str(base_file).partition(".py:")[0]).suffix == ".sh":
         return path
-    base = read(str(found), nested, python)
+    base = read(str(base_file), nested, python)
     del source.values["config"]
     source.values = {key: value for key, value in base.values.items() if key not in source.unread} | source.values
     source.unread = {key: text for key, text in base.unread.items() if key not in source.values} | source.unread
     source.processes = source.processes or base.processes
-    return f"{path or 'flags'} with {found}"
+    return f"{path or 'flags'} with {base_file}"
 
 
-def renamed(source: Source, theirs: Table) -> dict[str, str]:
+def rename_settings(source: Source, theirs: Table) -> dict[str, str]:
     """Give settings their present names; returns old names to new ones."""
-    found = {old: new for old, new in theirs.renamed.items() if old in source.values or old in source.unread}
-    for old, new in found.items():
+    new_names = {old: new for old, new in theirs.renamed.items() if old in source.values or old in source.unread}
+    for old, new in new_names.items():
         for table_of in (source.values, source.unread):
             if old in table_of:
                 value = table_of.pop(old)
                 if new not in source.values and new not in source.unread:
                     table_of[new] = value
-    return found
+    return new_names
 
 
 def convert(draft: Draft, conversions: Mapping[str, Conversion]) -> None:
@@ -132,7 +132,7 @@ def convert(draft: Draft, conversions: Mapping[str, Conversion]) -> None:
         if row is not None and {*row.to.replace(" ", "").split(",")} <= WITHOUT_EFFECT and not row.matters:
             draft.leave(key, row.note or why)
         else:
-            draft.undecided(key, why)
+            draft.leave_open(key, why)
     if draft.source.branches:
         names = ", ".join(f"{name} (line {line})" for name, line in draft.source.branches.items())
         draft.warn(f"branches and loops of the script are not followed; they change {names}")
@@ -140,13 +140,13 @@ def convert(draft: Draft, conversions: Mapping[str, Conversion]) -> None:
         row = draft.table.find(key)
         if row is None:
             hint = nearest(key, draft.table.names).split(" Known:")[0]
-            draft.undecided(key, f"unknown to {draft.table.project} as it was read for this table.{hint}")
+            draft.leave_open(key, f"unknown to {draft.table.project} as it was read for this table.{hint}")
             draft.warn(f"'{text_of(key)}' is no setting of {draft.table.project} that is known here.{hint}")
         elif key == "config":
-            draft.undecided(key, f"no such file here: {row.note}")
+            draft.leave_open(key, f"no such file here: {row.note}")
             draft.warn(f"config {text_of(draft.source.values[key])} is not found: {row.note}")
         elif not row.to and row.matters and differs(draft.source.values[key], row.default):
-            draft.undecided(key, row.note)
+            draft.leave_open(key, row.note)
             draft.warn(f"{text_of(key)} {text_of(draft.source.values[key])}: {row.note}")
         elif not row.to:
             draft.leave(key, row.note)
@@ -164,7 +164,7 @@ def convert(draft: Draft, conversions: Mapping[str, Conversion]) -> None:
         "rewards": "no reward is named; 'mmgrpo rewards' lists them",
     }
     for key, why in needed.items():
-        if key not in draft.asked and (key not in draft.settings or draft.settings[key].value in ("", [])):
+        if key not in draft.questions and (key not in draft.settings or draft.settings[key].value in ("", [])):
             draft.ask(key, why)
 
 
@@ -182,14 +182,14 @@ def direct(draft: Draft, row: Row) -> None:
     if row.values:
         words = row.values
         if str(value).lower() not in words:
-            if not draft.given(row.key):
+            if not draft.is_given(row.key):
                 return
             draft.leave(row.key, f"no such choice here; known: {', '.join(words)}")
             draft.ask(row.to, f"{row.key} {text_of(value)}: {draft.left[row.key]}", row.key)
             return
         value = words[str(value).lower()]
     if value is None:
-        if draft.given(row.key):
+        if draft.is_given(row.key):
             draft.leave(row.key, f"not set there; {row.to} keeps our default")
         return
     draft.set(row.to, value, row.key)
@@ -206,7 +206,7 @@ def drop_defaults(draft: Draft, chosen: Any) -> dict[str, Any]:
         if key not in known:
             del draft.settings[key]
             for theirs in setting.of:
-                if draft.given(theirs):
+                if draft.is_given(theirs):
                     draft.leave(theirs, f"the family {chosen.name} has no {key}")
             continue
         outer, _, inner = key.partition(".")
@@ -220,7 +220,7 @@ def drop_defaults(draft: Draft, chosen: Any) -> dict[str, Any]:
             section.setdefault(outer, {})[inner] = setting.value
         else:
             section[outer] = setting.value
-    for key, texts in draft.asked.items():
+    for key, texts in draft.questions.items():
         outer, _, inner = key.partition(".")
         if key not in known:
             continue
@@ -273,7 +273,7 @@ def head(draft: Draft, path: str) -> list[str]:
         lines += ["#", "# (!) To decide before it is run:"]
         for warning in draft.warnings:
             lines += comment(warning, "#   - ")
-    left = {key: why for key, why in draft.left.items() if draft.given(key) or key in draft.source.unread}
+    left = {key: why for key, why in draft.left.items() if draft.is_given(key) or key in draft.source.unread}
     if left:
         lines += ["#", "# Not carried over:"]
         groups: dict[str, list[str]] = {}

@@ -44,14 +44,14 @@ def apply(draft: Draft, rules: Sequence[Mapping[str, Any]]) -> Blocks:
     """Do what some rules say; returns the lines of the algorithm."""
     blocks: Blocks = {}
     settled: set[str] = set()
-    asked: set[str] = set()
+    questions: set[str] = set()
     for rule in rules:
         if not holds(draft, rule.get("when", {})):
             continue
-        of = tuple(rule["of"] if "of" in rule else named(rule.get("to")))
-        why = filled(draft, rule.get("why", ""))
+        of = tuple(rule["of"] if "of" in rule else settings_in(rule.get("to")))
+        why = fill_in(draft, rule.get("why", ""))
         target = rule.get("set", rule.get("ask", ""))
-        if "set" in rule and target not in settled | asked:
+        if "set" in rule and target not in settled | questions:
             settled.add(target)
             draft.set(target, value(draft, rule["to"]), *of, note=rule.get("note", ""))
         elif "line" in rule and rule["line"] not in blocks:
@@ -60,14 +60,14 @@ def apply(draft: Draft, rules: Sequence[Mapping[str, Any]]) -> Blocks:
             before, theirs = blocks.get(rule["add"], ([], ()))
             blocks[rule["add"]] = ([*before, value(draft, rule["to"])], tuple(dict.fromkeys((*theirs, *of))))
         elif "ask" in rule and target not in settled:
-            asked.add(target)
+            questions.add(target)
             draft.ask(target, why, *of)
         elif "warn" in rule:
-            draft.warn(filled(draft, rule["warn"]), *of)
-        elif "leave" in rule and draft.given(rule["leave"]):
+            draft.warn(fill_in(draft, rule["warn"]), *of)
+        elif "leave" in rule and draft.is_given(rule["leave"]):
             draft.leave(rule["leave"], why)
         elif "refuse" in rule:
-            raise ValueError(f"{draft.source.name}: {filled(draft, rule['refuse'])}")
+            raise ValueError(f"{draft.source.name}: {fill_in(draft, rule['refuse'])}")
         for key, words in rule.get("words", {}).items():
             draft.word(key, words)
     return blocks
@@ -94,7 +94,7 @@ def condition(draft: Draft, key: str, wanted: Any) -> bool:
     if key in ("same", "differ"):
         return (value(draft, wanted[0]) == value(draft, wanted[1])) is (key == "same")
     if wanted in ("given", "absent"):
-        return draft.given(*key.split("|")) is (wanted == "given")
+        return draft.is_given(*key.split("|")) is (wanted == "given")
     theirs = draft[key]
     if isinstance(theirs, list) and len(theirs) == 1:
         theirs = theirs[0]
@@ -103,13 +103,13 @@ def condition(draft: Draft, key: str, wanted: Any) -> bool:
     if isinstance(wanted, bool):
         return bool(theirs) is wanted
     if isinstance(wanted, list):
-        return any(one is theirs if isinstance(one, bool) else one == theirs for one in wanted)
+        return any(choice is theirs if isinstance(choice, bool) else choice == theirs for choice in wanted)
     if isinstance(wanted, str) and (match := COMPARISON.fullmatch(wanted)):
         return theirs is not None and COMPARISONS[match[1]](draft.number(key), float(match[2]))
     return theirs == wanted
 
 
-def named(to: Any) -> list[str]:
+def settings_in(to: Any) -> list[str]:
     """The settings of theirs in a text, or in the texts of a list."""
     texts = [text for text in (to if isinstance(to, list) else [to]) if isinstance(text, str)]
     keys = [key for text in texts for several in NAMED.findall(text) for key in several.split("|")]
@@ -120,8 +120,8 @@ def value(draft: Draft, to: Any) -> Any:
     """A value of ours: what one setting of theirs is, a text with some of theirs, several in a list, or as it is."""
     if isinstance(to, list):
         made = [(text, value(draft, text)) for text in to]
-        parts = [one.split(",") if isinstance(one, str) and NAMED.fullmatch(text) else one for text, one in made]
-        return [item for one in parts for item in (map(str.strip, one) if isinstance(one, list) else [one])]
+        parts = [item.split(",") if isinstance(item, str) and NAMED.fullmatch(text) else item for text, item in made]
+        return [item for part in parts for item in (map(str.strip, part) if isinstance(part, list) else [part])]
     if isinstance(to, str) and (match := NAMED.fullmatch(to)):
         return setting(draft, match[1])
     return NAMED.sub(lambda match: str(setting(draft, match[1])), to) if isinstance(to, str) else to
@@ -149,6 +149,6 @@ def first(draft: Draft, keys: str) -> str:
     return next((key for key in several if draft[key] is not None), several[-1])
 
 
-def filled(draft: Draft, text: str) -> str:
+def fill_in(draft: Draft, text: str) -> str:
     """A text for the user, with their values."""
     return NAMED.sub(lambda match: text_of(draft[first(draft, match[1])]), text)

@@ -86,13 +86,13 @@ def command_of(text: str, name: str) -> Command:
     ``if``, ``case`` and loops holds there only, since nothing is executed; ``Command.branches`` names it.
     """
     scopes: list[Variables] = [{}]
-    found: list[tuple[int, Command]] = []
+    candidates: list[tuple[int, Command]] = []
     branches: dict[str, int] = {}
     for line, words in commands(text, name):
         words = follow(words, scopes)
         if len(scopes) > MAX_BRANCHES:
             raise ValueError(f"{name}, line {line}: got branches in more than {MAX_BRANCHES} levels")
-        words = [one for word in words for part in opened(word) for one in filled(part, scopes[-1])]
+        words = [piece for word in words for part in split_array(word) for piece in expand(part, scopes[-1])]
         if len(words) > MAX_WORDS:
             raise ValueError(
                 f"{name}, line {line}: got {len(words):,} words in a command, expected at most {MAX_WORDS:,}"
@@ -120,16 +120,18 @@ def command_of(text: str, name: str) -> Command:
             end = start + (2 if tuple(words[start : start + 2]) in PAIRS else 1)
             texts = {key: value for key, value in scopes[-1].items() if isinstance(value, str)}
             rest = tuple(without_redirections(words[end:]))
-            found.append((line, Command(" ".join(words[start:end]), tuple(words[:start]), rest, texts, branches)))
-    if not found:
+            candidates.append((line, Command(" ".join(words[start:end]), tuple(words[:start]), rest, texts, branches)))
+    if not candidates:
         raise ValueError(
             f"{name}: has no command that starts a training; expected swift rlhf, trl grpo or a .py script"
         )
-    likely = [one for one in found if LIKELY.search(one[1].program)]
-    if len(found) > 1 and len(likely) != 1:
-        places = ", ".join(str(line) for line, _ in found)
-        raise ValueError(f"{name}: has {len(found)} commands that start something (lines {places}); leave one of them")
-    return (likely if len(likely) == 1 else found)[0][1]
+    likely = [candidate for candidate in candidates if LIKELY.search(candidate[1].program)]
+    if len(candidates) > 1 and len(likely) != 1:
+        places = ", ".join(str(line) for line, _ in candidates)
+        raise ValueError(
+            f"{name}: has {len(candidates)} commands that start something (lines {places}); leave one of them"
+        )
+    return (likely if len(likely) == 1 else candidates)[0][1]
 
 
 def follow(words: list[str], scopes: list[Variables]) -> list[str]:
@@ -154,13 +156,13 @@ def follow(words: list[str], scopes: list[Variables]) -> list[str]:
     return words
 
 
-def opened(word: str) -> list[str]:
+def split_array(word: str) -> list[str]:
     """``NAME=(a`` as ``NAME=(`` and ``a``, so each item of an array is a word."""
     match = re.fullmatch(r"([A-Za-z_]\w*\+?=\()(.+)", word, re.DOTALL)
     return [match[1], match[2]] if match else [word]
 
 
-def filled(word: str, variables: Variables) -> list[str]:
+def expand(word: str, variables: Variables) -> list[str]:
     """The words that a word becomes: a variable alone that holds several overrides or flags is as many."""
     several = substitute(word, variables)
     if re.fullmatch(r"\$\{?\w+\}?", word) and len(several) == 1 and re.search(r"\s", several[0].strip()):
@@ -296,10 +298,10 @@ def substitute(word: str, variables: Mapping[str, str | tuple[str, ...]]) -> lis
         if changed == text:
             break
         text = changed
-    return [re.sub(r"\$\(\((.{1,200}?)\)\)(?!\))", lambda match: computed(match, variables), text)]
+    return [re.sub(r"\$\(\((.{1,200}?)\)\)(?!\))", lambda match: compute(match, variables), text)]
 
 
-def computed(match: re.Match[str], variables: Mapping[str, str | tuple[str, ...]]) -> str:
+def compute(match: re.Match[str], variables: Mapping[str, str | tuple[str, ...]]) -> str:
     """``$((...))`` of whole numbers and variables, whose division is whole; as it is where it is anything else."""
     text = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\}?", lambda name: str(variables.get(name[1], name[0])), match[1])
     try:

@@ -65,10 +65,10 @@ class Source:
 
     def remove(self, key: str) -> None:
         """Take a setting or a section away; one that was not given is none there (``null``)."""
-        inside = [one for one in (*self.values, *self.unread) if one == key or one.startswith(f"{key}.")]
-        for one in inside:
-            self.values.pop(one, None)
-            self.unread.pop(one, None)
+        inside = [name for name in (*self.values, *self.unread) if name == key or name.startswith(f"{key}.")]
+        for name in inside:
+            self.values.pop(name, None)
+            self.unread.pop(name, None)
         if not inside:
             self.put(key, None)
 
@@ -182,12 +182,12 @@ def from_words(source: Source, words: Sequence[str]) -> None:
             values = [value] if equals else list(_values(queue))
             source.put(
                 key.replace("-", "_").removeprefix("config.") if word.startswith("--") else key,
-                True if not values else plain(values[0]) if len(values) == 1 else [plain(one) for one in values],
+                True if not values else plain(values[0]) if len(values) == 1 else [plain(item) for item in values],
             )
         elif match := re.fullmatch(r"~([A-Za-z_][\w.@/]*)(=.*)?", word, re.DOTALL):  # hydra: without this setting
             source.remove(match[1])
         elif match := re.fullmatch(r"\+{0,2}([A-Za-z_][\w.@/]*)=(.*)", word, re.DOTALL):
-            source.put(match[1], plain(unquoted(match[2])))
+            source.put(match[1], plain(unquote(match[2])))
         elif word in ("$@", "$*"):  # what the script itself is called with
             continue
         elif word.startswith("$"):
@@ -203,7 +203,7 @@ def _values(queue: list[str]) -> Iterator[str]:
         yield queue.pop(0)
 
 
-def unquoted(text: str) -> str:
+def unquote(text: str) -> str:
     """A text without the quotes that hydra's overrides may have around a value."""
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
 
@@ -224,12 +224,12 @@ def plain(text: str) -> Any:
         except (ValueError, RecursionError):  # OmegaConf's [a,b] has no quotes
             inner = text[1:-1] if text[:1] == "[" and text.endswith("]") else ""
             if inner and not set(inner) & set("[]{}"):
-                return [plain(one.strip().strip("'\"")) for one in inner.split(",")]
+                return [plain(item.strip().strip("'\"")) for item in inner.split(",")]
             inner = text[1:-1].strip() if text[:1] == "{" and text.endswith("}") else ""
             if inner and not set(inner) & set("[]{}"):
-                pairs = [one.partition(":") for one in inner.split(",")]
+                pairs = [item.partition(":") for item in inner.split(",")]
                 if all(colon and key.strip() for key, colon, _ in pairs):
-                    return {key.strip().strip("'\""): plain(one.strip().strip("'\"")) for key, _, one in pairs}
+                    return {key.strip().strip("'\""): plain(word.strip().strip("'\"")) for key, _, word in pairs}
     return text
 
 

@@ -93,9 +93,9 @@ def table(name: str) -> Table:
     """The table of a project, one of ``PROJECTS``."""
     read = yaml.safe_load((Path(__file__).parent / f"{name}.yaml").read_text(encoding="utf-8"))
     rows = {}
-    for key, one in read["settings"].items():
-        words = {str(word).lower(): ours for word, ours in one.pop("values", {}).items()}
-        rows[key] = Row(key, values=words, **one)
+    for key, row in read["settings"].items():
+        words = {str(word).lower(): ours for word, ours in row.pop("values", {}).items()}
+        rows[key] = Row(key, values=words, **row)
     for group in read["none"]:
         for key, default in group["keys"].items():
             assert key not in rows, key

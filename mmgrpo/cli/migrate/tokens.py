@@ -119,15 +119,15 @@ def warmup_share(draft: Draft, share: float, *of: str) -> None:
         draft.set("optim.warmup", round(share * draft.settings["steps"].value), *of)
         return
     draft.ask("optim.warmup", f"the warm-up is {share} of the steps, whose number is not known", *of)
-    draft.left.update({key: "a fraction of an unknown number of steps" for key in of if draft.given(key)})
+    draft.left.update({key: "a fraction of an unknown number of steps" for key in of if draft.is_given(key)})
 
 
 # ---- model, data, reports
 
 
-def listed(value: Any) -> list[str]:
+def as_list(value: Any) -> list[str]:
     """One text, several, or none, as a list."""
-    return [value] if isinstance(value, str) else [str(one) for one in value or []]
+    return [value] if isinstance(value, str) else [str(item) for item in value or []]
 
 
 def data(draft: Draft) -> None:
@@ -151,9 +151,9 @@ def data(draft: Draft) -> None:
     if known == "steps" and draft["eval_steps"] is not None:
         draft.set("eval.every", draft.count("eval_steps"), "eval_steps", "eval_strategy")
     key = "dataset_prompt_column"
-    if draft.given(key) and draft[key] in TEXT_KEYS:
+    if draft.is_given(key) and draft[key] in TEXT_KEYS:
         draft.leave(key, "a column that is read here under this name")
-    elif draft.given(key):
+    elif draft.is_given(key):
         draft.set("data.columns", f"{text_of(draft[key])}=prompt", key)
 
 
@@ -175,7 +175,7 @@ def rewards(draft: Draft) -> None:
     swift = draft.table.project == "ms-swift"
     names = draft["reward_funcs"] or []
     names = [names] if isinstance(names, str) else names
-    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{draft.source.name}: reward_funcs: got {text_of(names)}, expected a list of names")
     weights = draft["reward_weights"]
     weights = [1.0] * len(names) if weights is None else weights if isinstance(weights, list) else [weights]
@@ -183,15 +183,15 @@ def rewards(draft: Draft) -> None:
     if draft[model]:
         draft.leave(model, "a reward model is a reward by name ('mmgrpo rewards'), or a function of your own")
         draft.ask("rewards", f"{model} {text_of(draft[model])}: name its counterpart", model)
-    found = []
+    texts = []
     for number, name in enumerate(names):
         weight = weights[number] if number < len(weights) else 1.0
         if not isinstance(weight, int | float) or isinstance(weight, bool):
             raise ValueError(f"{draft.source.name}: reward_weights: got {text_of(weight)}, expected numbers")
         if known := counterpart(draft, name):
-            found.append(weighted(known, weight))
-        elif own := OWN.fullmatch(name):
-            found.append(weighted(f"{own[1]}:{own[2]}", weight))
+            texts.append(with_weight(known, weight))
+        elif match := OWN.fullmatch(name):
+            texts.append(with_weight(f"{match[1]}:{match[2]}", weight))
         else:
             theirs = draft.table.words.get("open_r1", {}).get(name, "")
             draft.ask(
@@ -200,10 +200,10 @@ def rewards(draft: Draft) -> None:
                 "module:function (docs/extending.md)"
                 + (f"; that of open-r1, where it is installed, is {theirs}" if theirs else ""),
             )
-    draft.rewards(found, "reward_funcs", "reward_weights", left="no reward of it has a counterpart")
+    draft.rewards(texts, "reward_funcs", "reward_weights", left="no reward of it has a counterpart")
 
 
-def weighted(reward: str, weight: int | float) -> str:
+def with_weight(reward: str, weight: int | float) -> str:
     """A reward with its weight, which is left out where it is 1."""
     if weight == 1:
         return reward
@@ -217,9 +217,9 @@ def trackers(draft: Draft) -> None:
     for key in ("report_to", "trainer.logger"):
         if key not in draft.table.rows:
             continue
-        names = listed(draft[key])
-        ours = [name for name in names if name in TRACKERS and (draft.given(key) or importlib.util.find_spec(name))]
-        for name in names if draft.given(key) else ():
+        names = as_list(draft[key])
+        ours = [name for name in names if name in TRACKERS and (draft.is_given(key) or importlib.util.find_spec(name))]
+        for name in names if draft.is_given(key) else ():
             if name not in (*ours, "none", "console", "file"):
                 draft.warn(f"{key} {text_of(name)} is unknown: 'trackers' takes {', '.join(TRACKERS)}")
         draft.set("trackers", ours, key)
@@ -232,17 +232,17 @@ def tools(draft: Draft) -> None:
     given = [key for key in keys if draft[key] not in (None, False, "", [])]
     if not given:
         for key in (*keys, turns, *filter(None, [calls])):
-            if draft.given(key):
+            if draft.is_given(key):
                 draft.leave(key, "without tools it has no effect")
         return
-    names = [one for key in given for one in ([] if draft[key] is True else listed(draft[key]))]
-    found = [one for one in names if ":" in one and OWN.fullmatch(one)]
-    if found:
-        draft.set("sampling.tools", found, *given, note="; ".join(draft.table.rows[key].note for key in given))
-    for one in [name for name in names if name not in found] or ([] if found else given):
+    names = [name for key in given for name in ([] if draft[key] is True else as_list(draft[key]))]
+    usable = [name for name in names if ":" in name and OWN.fullmatch(name)]
+    if usable:
+        draft.set("sampling.tools", usable, *given, note="; ".join(draft.table.rows[key].note for key in given))
+    for unknown in [name for name in names if name not in usable] or ([] if usable else given):
         draft.ask(
             "sampling.tools",
-            f"{text_of(one, 250)}: name functions, or a class with reset(prompt, seed) and reward(), as "
+            f"{text_of(unknown, 250)}: name functions, or a class with reset(prompt, seed) and reward(), as "
             "module:function (docs/vlm.md)",
             *given,
         )
@@ -277,9 +277,9 @@ def prompt(draft: Draft) -> None:
     rows = draft.table.rows
     key = next((name for name in ("system", "system_prompt") if name in rows), "")
     if key and (text := draft[key]):
-        found = neighbour(draft, str(text)) if str(text).endswith((".txt", ".md")) else None
-        if found is not None:
-            draft.set("data.system", found.strip(), key, note=f"the text of {text_of(text)}")
+        content = neighbour(draft, str(text)) if str(text).endswith((".txt", ".md")) else None
+        if content is not None:
+            draft.set("data.system", content.strip(), key, note=f"the text of {text_of(text)}")
         elif str(text).endswith((".txt", ".md")):
             draft.ask("data.system", f"no such file: {text_of(text)}; write its text", key)
             draft.left[key] = "a file that is not here"
@@ -287,12 +287,12 @@ def prompt(draft: Draft) -> None:
             draft.set("data.system", str(text), key)
     key = "data.format_prompt"
     if key in rows and (name := draft[key]):
-        found = neighbour(draft, str(name))
-        template = re.sub(r"\{\{-?\s*content\s*(\|\s*trim\s*)?-?\}\}", "{text}", found or "").strip()
+        content = neighbour(draft, str(name))
+        template = re.sub(r"\{\{-?\s*content\s*(\|\s*trim\s*)?-?\}\}", "{text}", content or "").strip()
         if template.count("{text}") == 1 and not re.search(r"\{[{%#]", template):
             draft.set("data.template", template, key, note=f"the text of {text_of(name)}")
         else:
-            why = "is not here" if found is None else "has more than {{ content }}"
+            why = "is not here" if content is None else "has more than {{ content }}"
             draft.ask("data.template", f"{text_of(name)} {why}: write its words around {{text}}", key)
             draft.left[key] = "a template that cannot be read"
     given: dict[str, Any] = {}
@@ -329,7 +329,7 @@ def neighbour(draft: Draft, name: str) -> str | None:
 def swift_data(draft: Draft) -> None:
     """Training and evaluation prompts of ms-swift, which names them ID[:subset]#rows."""
     for key, ours in (("dataset", "data.train"), ("val_dataset", "data.heldout")):
-        names = listed(draft[key])
+        names = as_list(draft[key])
         if any("#" in name for name in names):
             draft.warn(f"{key} takes only some of the rows (#): here all rows of a file are prompts", key)
         places = [where(name.partition("#")[0]) for name in names]
@@ -354,11 +354,11 @@ def swift_columns(draft: Draft) -> None:
     """``columns`` of ms-swift, an object of their names to its own."""
     value, columns = draft["columns"], draft.table.words["columns"]
     pairs = plain(value) if isinstance(value, str) else value
-    if not isinstance(pairs, dict) or not all(isinstance(one, str) for pair in pairs.items() for one in pair):
+    if not isinstance(pairs, dict) or not all(isinstance(text, str) for pair in pairs.items() for text in pair):
         draft.ask("data.columns", f"columns {text_of(value)}: write it as theirs=ours,... (docs/data.md)", "columns")
         return
-    ours = {theirs: columns.get(own, f"meta.{own}") for theirs, own in pairs.items()}
-    draft.set("data.columns", ",".join(f"{theirs}={own}" for theirs, own in ours.items()), "columns")
+    ours = {theirs: columns.get(name, f"meta.{name}") for theirs, name in pairs.items()}
+    draft.set("data.columns", ",".join(f"{theirs}={name}" for theirs, name in ours.items()), "columns")
 
 
 TRL: Conversions = {

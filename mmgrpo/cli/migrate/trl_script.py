@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.cli.migrate.expressions import Unread, name_of, value
-from mmgrpo.cli.migrate.python_file import parsed
+from mmgrpo.cli.migrate.python_file import parse
 from mmgrpo.cli.migrate.sources import Source, plain
 from mmgrpo.cli.migrate.tables import table
 
@@ -67,7 +67,7 @@ class Script:
         """Read assignments, imports, functions and arguments of the whole file."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.ImportFrom):
-                self.imports |= {one.asname or one.name: node.module or "" for one in node.names}
+                self.imports |= {alias.asname or alias.name: node.module or "" for alias in node.names}
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 self.functions.setdefault(node.name, node)
                 self.definitions.setdefault(node.name, node)
@@ -77,34 +77,34 @@ class Script:
                 self.fields(node)
             elif isinstance(node, ast.Call) and name_of(node.func).endswith(".add_argument"):
                 self.argument(node)
-        self.assigned(self.tree.body, False)
+        self.assignments(self.tree.body, False)
 
     def parameters(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         """Defaults of a function's parameters, and what its only call gives instead."""
         order = [*node.args.posonlyargs, *node.args.args]
-        given = dict(zip([one.arg for one in order[len(order) - len(node.args.defaults) :]], node.args.defaults))
+        given = dict(zip([p.arg for p in order[len(order) - len(node.args.defaults) :]], node.args.defaults))
         given |= {
-            one.arg: value
-            for one, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+            p.arg: value
+            for p, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
             if value is not None
         }
-        calls = [one for one in ast.walk(self.tree) if isinstance(one, ast.Call) and name_of(one.func) == node.name]
+        calls = [call for call in ast.walk(self.tree) if isinstance(call, ast.Call) and name_of(call.func) == node.name]
         if len(calls) == 1:
-            given |= {one.arg: value for one, value in zip(order, calls[0].args, strict=False)}
-            given |= {one.arg: one.value for one in calls[0].keywords if one.arg}
+            given |= {p.arg: value for p, value in zip(order, calls[0].args, strict=False)}
+            given |= {keyword.arg: keyword.value for keyword in calls[0].keywords if keyword.arg}
         if not is_reward(node):
             for name, value in given.items():
                 self.names.setdefault(name, []).append(value)
 
     def fields(self, node: ast.ClassDef) -> None:
         """The defaults of a dataclass's fields, and of class attributes that are constants."""
-        for one in node.body:
-            target = one.target if isinstance(one, ast.AnnAssign) else None
-            if isinstance(one, ast.Assign) and len(one.targets) == 1:
-                target = one.targets[0]
-            if not isinstance(target, ast.Name) or not isinstance(one, ast.AnnAssign | ast.Assign):
+        for statement in node.body:
+            target = statement.target if isinstance(statement, ast.AnnAssign) else None
+            if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+                target = statement.targets[0]
+            if not isinstance(target, ast.Name) or not isinstance(statement, ast.AnnAssign | ast.Assign):
                 continue
-            value = one.value
+            value = statement.value
             if isinstance(value, ast.Call) and name_of(value.func).rpartition(".")[2] == "field":
                 options = {keyword.arg: keyword.value for keyword in value.keywords}
                 value = options.get("default", options.get("default_factory"))
@@ -114,7 +114,11 @@ class Script:
 
     def argument(self, node: ast.Call) -> None:
         """An argument of argparse."""
-        texts = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        texts = [
+            argument.value
+            for argument in node.args
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+        ]
         options = {keyword.arg: keyword.value for keyword in node.keywords}
         long = next((text for text in texts if text.startswith("--")), texts[0] if texts else "")
         target = options.get("dest")
@@ -126,7 +130,7 @@ class Script:
         if name:
             self.arguments[name] = default
 
-    def assigned(self, body: Sequence[ast.stmt], branch: bool) -> None:
+    def assignments(self, body: Sequence[ast.stmt], branch: bool) -> None:
         """The assignments of some statements, in their order."""
         for node in body:
             targets = node.targets if isinstance(node, ast.Assign) else []
@@ -142,7 +146,7 @@ class Script:
                     elif isinstance(value, ast.Call) and "parse_args" in name_of(value.func):
                         self.parsers |= dict(zip([target.id], self.classes(value), strict=False))
                 elif isinstance(target, ast.Tuple) and isinstance(value, ast.Call):
-                    several = [one.id if isinstance(one, ast.Name) else "" for one in target.elts]
+                    several = [element.id if isinstance(element, ast.Name) else "" for element in target.elts]
                     if "parse_args" in name_of(value.func):
                         self.parsers |= dict(zip(several, self.classes(value), strict=False))
                     elif name_of(value.func).endswith("from_pretrained") and several[0]:  # model, tokenizer of unsloth
@@ -155,7 +159,7 @@ class Script:
                 if isinstance(inner, list) and not isinstance(node, ast.ClassDef):
                     plainly = guard or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.With | ast.Try)
                     if not (isinstance(node, ast.FunctionDef) and is_reward(node)):
-                        self.assigned(inner, branch or not plainly)
+                        self.assignments(inner, branch or not plainly)
 
     def classes(self, call: ast.Call) -> list[str]:
         """The dataclasses of ``HfArgumentParser((A, B)).parse_args_into_dataclasses()`` and of ``TrlParser``."""
@@ -166,15 +170,15 @@ class Script:
             return []
         several = made.args[0] if made.args else made.keywords[0].value
         items = several.elts if isinstance(several, ast.Tuple | ast.List) else [several]
-        return [name_of(one).rpartition(".")[2] for one in items]
+        return [name_of(item).rpartition(".")[2] for item in items]
 
     # ---- values
 
     def value(self, node: ast.expr | None, depth: int = 0) -> Any:
         """The value of an expression; ``Unread`` where the text does not say it."""
-        return value(node, self.known, depth)
+        return value(node, self.look_up, depth)
 
-    def known(self, node: ast.expr, depth: int) -> Any:
+    def look_up(self, node: ast.expr, depth: int) -> Any:
         """What a name or an attribute stands for."""
         if isinstance(node, ast.Attribute):
             return self.attribute(node, depth)
@@ -183,7 +187,7 @@ class Script:
     def only(self, name: str) -> ast.expr:
         """What a name is assigned, where that is known."""
         several = self.names.get(name, [])
-        if not several or (name in self.branched and len({ast.dump(one) for one in several}) > 1):
+        if not several or (name in self.branched and len({ast.dump(value) for value in several}) > 1):
             raise Unread
         return several[-1]
 
@@ -200,19 +204,19 @@ class Script:
             made = self.only(holder)
             if isinstance(made, ast.Call):
                 inner = name_of(made.func).rpartition(".")[2]
-                keywords = {one.arg: one.value for one in made.keywords}
+                keywords = {keyword.arg: keyword.value for keyword in made.keywords}
                 if node.attr in keywords:
                     return self.value(keywords[node.attr], depth + 1)
                 kind = inner
-        own = f"{kind or holder}.{node.attr}"
-        if kind == "" or own in self.arguments or (kind is not None and node.attr in self.arguments):
+        qualified = f"{kind or holder}.{node.attr}"
+        if kind == "" or qualified in self.arguments or (kind is not None and node.attr in self.arguments):
             if node.attr in self.flags:
                 self.used.add(node.attr)
                 return self.flags[node.attr]
-            found = self.arguments.get(own, self.arguments.get(node.attr))
-            if kind == "" and node.attr in self.arguments and found is None:
+            default = self.arguments.get(qualified, self.arguments.get(node.attr))
+            if kind == "" and node.attr in self.arguments and default is None:
                 return None  # argparse's default
-            return self.value(found, depth + 1)
+            return self.value(default, depth + 1)
         raise Unread
 
     def call_of(self, node: ast.expr | None, depth: int = 0) -> ast.Call | None:
@@ -245,13 +249,13 @@ class Script:
 
     def keywords(self, call: ast.Call, renamed: Mapping[str, str] | None = None, where: str = "") -> None:
         """The keywords of a configuration, and of a dictionary that it is unpacked from."""
-        for one in call.keywords:
-            if one.arg is not None:
-                key = one.arg if renamed is None else renamed.get(one.arg, f"{where}{one.arg}")
+        for keyword in call.keywords:
+            if keyword.arg is not None:
+                key = keyword.arg if renamed is None else renamed.get(keyword.arg, f"{where}{keyword.arg}")
                 if key:
-                    self.put(key, one.value)
+                    self.put(key, keyword.value)
                 continue
-            inner = one.value
+            inner = keyword.value
             with contextlib.suppress(Unread):
                 inner = self.only(inner.id) if isinstance(inner, ast.Name) else inner
             if isinstance(inner, ast.Call) and name_of(inner.func) == "dict":
@@ -260,25 +264,25 @@ class Script:
                 pairs = [ast.keyword(str(k.value), v) for k, v in zip(inner.keys, inner.values, strict=True)]  # type: ignore[union-attr]
                 self.keywords(ast.Call(inner, [], pairs), renamed, where)
             else:
-                self.source.unread[f"{where}**{ast.unparse(one.value)[:60]}"] = f"(line {call.lineno})"
+                self.source.unread[f"{where}**{ast.unparse(keyword.value)[:60]}"] = f"(line {call.lineno})"
 
     def run(self) -> None:
         """Put all settings of the script."""
         self.collect()
-        calls = [one for one in ast.walk(self.tree) if isinstance(one, ast.Call)]
-        trainers = [one for one in calls if name_of(one.func).endswith("GRPOTrainer")]
+        calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+        trainers = [call for call in calls if name_of(call.func).endswith("GRPOTrainer")]
         if len(trainers) != 1:
-            lines = ", ".join(str(one.lineno) for one in trainers)
+            lines = ", ".join(str(call.lineno) for call in trainers)
             raise ValueError(
                 f"{self.source.name}: got {len(trainers)} calls of GRPOTrainer{f' (lines {lines})' * bool(lines)}, "
                 "expected one; a script without it is no script of TRL's GRPO"
             )
         trainer = trainers[0]
         given: dict[str, ast.expr] = dict(zip(("model", "reward_funcs", "args"), trainer.args, strict=False))
-        given |= {one.arg: one.value for one in trainer.keywords if one.arg}
-        for one in trainer.keywords:
-            if one.arg is None:
-                self.source.unread[f"GRPOTrainer.**{ast.unparse(one.value)[:60]}"] = f"(line {trainer.lineno})"
+        given |= {keyword.arg: keyword.value for keyword in trainer.keywords if keyword.arg}
+        for keyword in trainer.keywords:
+            if keyword.arg is None:
+                self.source.unread[f"GRPOTrainer.**{ast.unparse(keyword.value)[:60]}"] = f"(line {trainer.lineno})"
         self.configuration(given.get("args"))
         self.model(given.get("model"))
         self.adapters(given.get("peft_config"), calls)
@@ -286,7 +290,7 @@ class Script:
         for key in ("tools", "environment_factory"):
             value = given.get(key)
             if value is not None and not (isinstance(value, ast.Constant) and value.value is None):
-                self.source.put(key, self.listed(value, trainer))
+                self.source.put(key, self.names_of(value, trainer))
         self.data(given.get("train_dataset"), given.get("eval_dataset"))
         for key, value in given.items():
             if key not in WORDS["GRPOTrainer"]:
@@ -316,11 +320,13 @@ class Script:
             # model = get_peft_model(model, ...): the name stands for both
             several = self.names.get(inner.id, []) if isinstance(inner, ast.Name) else []
             made = [
-                one for one in several if isinstance(one, ast.Call) and not ast.unparse(one.func).endswith("peft_model")
+                value
+                for value in several
+                if isinstance(value, ast.Call) and not ast.unparse(value.func).endswith("peft_model")
             ]
             call = made[-1] if made else self.call_of(inner)
         if call is not None and name_of(call.func).endswith("from_pretrained"):
-            keywords = {one.arg: one.value for one in call.keywords if one.arg}
+            keywords = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
             named = (
                 call.args[0] if call.args else keywords.get("model_name", keywords.get("pretrained_model_name_or_path"))
             )
@@ -331,10 +337,10 @@ class Script:
 
     def adapters(self, node: ast.expr | None, calls: Sequence[ast.Call]) -> None:
         """``peft_config=LoraConfig(...)``, or the one that ``get_peft_model`` is given."""
-        wrapped = [one for one in calls if name_of(one.func).endswith("get_peft_model")]
+        wrapped = [call for call in calls if name_of(call.func).endswith("get_peft_model")]
         if node is None and len(wrapped) == 1:
             call = wrapped[0]
-            keywords = {one.arg: one.value for one in call.keywords}
+            keywords = {keyword.arg: keyword.value for keyword in call.keywords}
             node = call.args[1] if call.args[1:] else keywords.get("peft_config")
             if node is None:  # of unsloth, which has the parameters of LoraConfig
                 self.source.put("use_peft", True)
@@ -355,21 +361,21 @@ class Script:
     def rewards(self, node: ast.expr | None, trainer: ast.Call) -> None:
         """``reward_funcs``: functions of the script, of a module, of TRL, or the name of a reward model."""
         if node is not None:
-            self.source.put("reward_funcs", self.listed(node, trainer))
+            self.source.put("reward_funcs", self.names_of(node, trainer))
 
-    def listed(self, node: ast.expr, trainer: ast.Call) -> list[str]:
+    def names_of(self, node: ast.expr, trainer: ast.Call) -> list[str]:
         """The names of one function or class, or of several."""
         with contextlib.suppress(Unread):
             while isinstance(node, ast.Name) and node.id not in self.definitions and node.id in self.names:
                 node = self.only(node.id)
         several = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
-        return [self.reward(one, trainer) for one in several]
+        return [self.reward(item, trainer) for item in several]
 
     def reward(self, node: ast.expr, trainer: ast.Call) -> str:
         """The name of one reward, as a recipe names it; what has none is in parentheses."""
         if isinstance(node, ast.Name):
             if node.id in self.definitions:
-                return self.own(node.id, trainer)
+                return self.function_of_script(node.id, trainer)
             if node.id in self.imports:
                 module = self.imports[node.id]
                 return node.id if module.startswith("trl") else f"{module}:{node.id}"
@@ -381,16 +387,16 @@ class Script:
                 return f"(the reward model {value})"
         return f"({ast.unparse(node)[:100]}, line {node.lineno})"
 
-    def own(self, name: str, trainer: ast.Call) -> str:
+    def function_of_script(self, name: str, trainer: ast.Call) -> str:
         """A function of the script itself. To name it imports the script, which must not train then."""
         path = Path(self.source.name)
         parts = list(path.with_suffix("").parts)
         nested = self.definitions[name] not in self.tree.body
         guarded = any(
-            isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.If)
-            and (not isinstance(one, ast.If) or "__name__" in ast.unparse(one.test))
-            and any(inner is trainer for inner in ast.walk(one))
-            for one in self.tree.body
+            isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.If)
+            and (not isinstance(statement, ast.If) or "__name__" in ast.unparse(statement.test))
+            and any(inner is trainer for inner in ast.walk(statement))
+            for statement in self.tree.body
         )
         if path.is_absolute():
             with contextlib.suppress(ValueError):
@@ -425,21 +431,25 @@ class Script:
     def place(self, node: ast.expr | None, what: str, seen: tuple[str, ...]) -> tuple[str, str, str] | None:
         """Name, configuration and split of a data set; steps that change its rows are listed as not read."""
         if isinstance(node, ast.Name) and len(seen) < 20:
-            several = [one for one in self.names.get(node.id, []) if f"{node.id}{one.lineno}" not in seen]
+            several = [value for value in self.names.get(node.id, []) if f"{node.id}{value.lineno}" not in seen]
             if not several:
                 return None
             # dataset = dataset.map(...): each assignment stands on the one before
             return self.place(several[-1], what, (*seen, f"{node.id}{several[-1].lineno}"))
         if isinstance(node, ast.Subscript):
-            found = self.place(node.value, what, seen)
-            if found and isinstance(node.slice, ast.Constant):
-                return (found[0], found[1], str(node.slice.value)) if not found[2] else found
-            return (found[0], found[1], "") if found and isinstance(self.attempt(node.slice), Theirs) else found
+            location = self.place(node.value, what, seen)
+            if location and isinstance(node.slice, ast.Constant):
+                return (location[0], location[1], str(node.slice.value)) if not location[2] else location
+            return (
+                (location[0], location[1], "")
+                if location and isinstance(self.attempt(node.slice), Theirs)
+                else location
+            )
         if not isinstance(node, ast.Call):
             return None
         name = name_of(node.func).rpartition(".")[2]
         if name == "load_dataset":
-            return self.loaded(node)
+            return self.dataset_of_call(node)
         if isinstance(node.func, ast.Attribute):
             if name in ("map", "filter", "select", "rename_column", "add_column", "cast_column", "train_test_split"):
                 text = ast.unparse(node)[len(ast.unparse(node.func.value)) :][:200]
@@ -447,7 +457,11 @@ class Script:
             return self.place(node.func.value, what, seen)
         inner = self.functions.get(name)
         if inner is not None and len(seen) < 20:  # get_dataset(split) of the script itself
-            made = [one.value for one in ast.walk(inner) if isinstance(one, ast.Return) and one.value is not None]
+            made = [
+                statement.value
+                for statement in ast.walk(inner)
+                if isinstance(statement, ast.Return) and statement.value is not None
+            ]
             if len(made) == 1:
                 return self.place(made[0], what, (*seen, name))
         return None
@@ -458,11 +472,11 @@ class Script:
         except Unread:
             return None
 
-    def loaded(self, node: ast.Call) -> tuple[str, str, str] | None:
+    def dataset_of_call(self, node: ast.Call) -> tuple[str, str, str] | None:
         """``load_dataset("id", "config", split="train")``, or the file of ``load_dataset("json", data_files=...)``."""
-        keywords = {one.arg: one.value for one in node.keywords if one.arg}
+        keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
         given = [*node.args, None, None][:2]
-        values = [self.attempt(one) if one is not None else None for one in given]
+        values = [self.attempt(argument) if argument is not None else None for argument in given]
         name = values[0] if values[0] is not None else self.attempt(keywords.get("path", ast.Name("")))
         if isinstance(name, Theirs):
             name = self.flags.get(name.name)
@@ -482,7 +496,7 @@ class Script:
 
 def from_trl_script(source: Source, text: str, flags: Mapping[str, Any]) -> set[str]:
     """Put the settings of a script; returns the ``flags`` that are arguments of the script itself."""
-    script = Script(source, parsed(source, text), flags)
+    script = Script(source, parse(source, text), flags)
     try:
         script.run()
     except RecursionError as error:
@@ -493,7 +507,7 @@ def from_trl_script(source: Source, text: str, flags: Mapping[str, Any]) -> set[
 def is_reward(node: ast.AST) -> bool:
     """Whether a function is a reward in TRL's form."""
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and any(
-        one.arg == "completions" for one in (*node.args.args, *node.args.kwonlyargs)
+        argument.arg == "completions" for argument in (*node.args.args, *node.args.kwonlyargs)
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from mmgrpo.cli.migrate.draft import Draft, text_of
-from mmgrpo.cli.migrate.tokens import listed, name, prompt, tools, trackers, warmup_share, where
+from mmgrpo.cli.migrate.tokens import as_list, name, prompt, tools, trackers, warmup_share, where
 from mmgrpo.config.names import plural
 
 
@@ -45,16 +45,16 @@ def steps(draft: Draft) -> None:
             "steps",
             f"the number of steps follows from total_epochs {epochs} and the number of prompts: give it with --rows",
         )
-        if draft.given("trainer.total_epochs"):
+        if draft.is_given("trainer.total_epochs"):
             draft.leave("trainer.total_epochs", "needs the number of training prompts: --rows")
     for theirs, ours in ((keys["save"], "save_every"), (keys["test"], "eval.every")):
         if draft.number(theirs) > 0:
             draft.set(ours, draft.count(theirs) * a_round, theirs, note=note)
-        elif draft.given(theirs):
+        elif draft.is_given(theirs):
             draft.leave(theirs, f"-1 is never; {ours} keeps our default")
     if draft[keys["keep"]] is not None and draft.number(keys["keep"]) > 0:
         draft.set("keep", draft.count(keys["keep"]), keys["keep"])
-    elif draft.given(keys["keep"]):
+    elif draft.is_given(keys["keep"]):
         draft.leave(keys["keep"], "all are kept there; keep has our default, 2")
     of = (f"{keys['actor']}.optim.lr_warmup_steps", keys["warmup_share"])
     if (draft[of[0]] or 0) > 0:
@@ -71,14 +71,14 @@ def optimizer(draft: Draft) -> None:
     betas = draft[key]
     if not isinstance(betas, list | tuple) or len(betas) != 2:
         raise ValueError(f"{draft.source.name}: {key}: got {text_of(betas)}, expected two numbers")
-    for one, value in zip(("optim.beta1", "optim.beta2"), betas, strict=True):
-        draft.set(one, value, key)
+    for setting, value in zip(("optim.beta1", "optim.beta2"), betas, strict=True):
+        draft.set(setting, value, key)
 
 
 def data(draft: Draft) -> None:
     """Training and evaluation prompts, and the names of their columns."""
     for theirs, ours, word in (("data.train_files", "data.train", "train"), ("data.val_files", "data.heldout", "val")):
-        places = [place(file) for file in listed(draft[theirs]) if file]
+        places = [place(file) for file in as_list(draft[theirs]) if file]
         if not places and word == "train":
             draft.ask("data.train", "no data set is named (docs/data.md)", theirs)
             continue
@@ -95,7 +95,7 @@ def data(draft: Draft) -> None:
     for key in [f"data.{column}" for column in ours if f"data.{column}" in draft.table.rows]:
         value, names = draft[key], ours[key.removeprefix("data.")]
         if value in names:
-            draft.leave(key, "a column that is read here under this name") if draft.given(key) else None
+            draft.leave(key, "a column that is read here under this name") if draft.is_given(key) else None
         else:
             renamed[key] = f"{value}={names[0]}"
     if renamed:
@@ -124,7 +124,7 @@ def rewards(draft: Draft) -> None:
         "module:function of (prompts, outputs) (docs/extending.md)",
         key,
     )
-    if draft.given(key):
+    if draft.is_given(key):
         draft.leave(key, "a function of another form: (prompts, outputs) here")
 
 
@@ -135,7 +135,7 @@ def correction(draft: Draft) -> None:
         draft.ask("algorithm.mismatch", f"{cap} {text_of(limits)} has no counterpart", kind, cap)
     elif draft[kind] == "token":
         add = f"--algorithm.mismatch 'tis(cap={draft.number(cap)})'"
-        for key in filter(draft.given, (kind, cap)):
+        for key in filter(draft.is_given, (kind, cap)):
             draft.leave(key, f"the trained network samples itself; with another --rollout.engine add {add}")
     elif draft[kind] is not None:
         why = (

@@ -114,7 +114,7 @@ def one(path: str, arguments: Sequence[str]) -> Validation:
     record = checkpoints().get(path)
     owner_name = named or (record.family if record else "")
     try:
-        owner_name = owner_name or recognized(path)
+        owner_name = owner_name or recognize_family(path)
         args, config, owner = read(owner_name, path, rest)
         reason = unavailable(config, owner)
     except (OSError, ModuleNotFoundError) as error:  # no package index, no hub, no such folder
@@ -129,7 +129,7 @@ def one(path: str, arguments: Sequence[str]) -> Validation:
     return result
 
 
-def recognized(path: str) -> str:
+def recognize_family(path: str) -> str:
     """The family of a checkpoint, of several that read it one whose models are in the catalogue. FileNotFoundError for
     a checkpoint that is not here, ValueError for one of no family."""
     from mmgrpo.config.plugins import locate
@@ -144,7 +144,9 @@ def recognized(path: str) -> str:
         raise FileNotFoundError(reason)
     declared = architecture(located := locate(path))
     published = {record.family for record in checkpoints().values()}
-    fitting = [name for name, one in families().items() if declared in one.architectures and name in published]
+    fitting = [
+        name for name, candidate in families().items() if declared in candidate.architectures and name in published
+    ]
     return fitting[0] if fitting else recognize(families(), located)
 
 
@@ -237,7 +239,7 @@ def run(owner: Family, config: Config, label: str) -> Validation:
     leave_out_bars()
     with tempfile.TemporaryDirectory(prefix="validate-") as place:
         job = Job(owner, config, device, Path(place))
-        found = outcomes(job)
+        results = outcomes(job)
     usual = flatten(asdict(config_class(owner.sections)()))
     changed = {
         name: value
@@ -245,7 +247,7 @@ def run(owner: Family, config: Config, label: str) -> Validation:
         if name.startswith(("model.", "sampling.")) and value != usual.get(name) and name not in LEFT_OUT
     }
     return Validation(
-        label, owner.name, words_of(device), job.dtype, commit_of_code(), validation.versions(), changed, found
+        label, owner.name, words_of(device), job.dtype, commit_of_code(), validation.versions(), changed, results
     )
 
 

@@ -103,7 +103,7 @@ class Job:
         self.policy = None
         free()
 
-    def compared(self) -> Difference | None:
+    def compare(self) -> Difference | None:
         """What the policy draws now, to be compared with the library; None where it cannot be."""
         if self.library is None:
             return None
@@ -123,10 +123,10 @@ def outcomes(job: Job) -> list[Outcome]:
             done[name] = Outcome(name, "not run", f"'{lacking}' has not passed")
             continue
         try:
-            found = check.run(job)
-            well = within(found.value, found.tolerance)
-            status, numbers = ("passed" if well else "failed"), (found.value, found.tolerance)
-            done[name] = Outcome(name, status, found.note, *numbers, seconds=round(time.perf_counter() - began, 1))
+            measured = check.run(job)
+            well = within(measured.value, measured.tolerance)
+            status, numbers = ("passed" if well else "failed"), (measured.value, measured.tolerance)
+            done[name] = Outcome(name, status, measured.note, *numbers, seconds=round(time.perf_counter() - began, 1))
         except Skipped as reason:
             done[name] = Outcome(name, "skipped", str(reason))
         except Exception as error:  # whatever a model raises is the result
@@ -154,9 +154,9 @@ def loads(job: Job) -> Measured:
             refused = error
     else:
         raise refused
-    job.base = job.compared()
+    job.base = job.compare()
     again = policy.sample(Request(job.prompts, range(len(job.prompts)), 1, seed=1))
-    largest = max(distance(one, other) for one, other in zip(first, again, strict=True))
+    largest = max(distance(a, b) for a, b in zip(first, again, strict=True))
     return Measured(largest, 0.0, f"{type(first[0]).__name__.lower()} of {', '.join(kinds(job.prompts))}")
 
 
@@ -213,17 +213,17 @@ def saves(job: Job) -> Measured:
     from mmgrpo.runtime.saved_model import write_model
 
     policy = job.load(job.place / "run" / "model")
-    own = digests(policy)
-    other = [name for name, digest in job.trained.items() if own.get(name) != digest]
+    loaded = digests(policy)
+    other = [name for name, digest in job.trained.items() if loaded.get(name) != digest]
     if other:
         raise ValueError(
             f"{len(other)} of {len(job.trained)} weights differ when they are loaded, the first: {other[0]}"
         )
     disturb(policy)
-    job.changed = job.compared()
+    job.changed = job.compare()
     write_model(job.place / "changed", policy.save, "validate", STEPS)
     job.release()
-    return Measured(note=f"{len(own)} tensors, {len(job.trained)} of them trained")
+    return Measured(note=f"{len(loaded)} tensors, {len(job.trained)} of them trained")
 
 
 def sample(job: Job) -> Measured:
@@ -330,11 +330,11 @@ def free() -> None:
 def tensors_of(policy: Policy) -> dict[str, Tensor]:
     """All parameters and buffers: of the network, and of frozen parts beside it under their names."""
     network = policy.network
-    found = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    tensors = {**dict(network.named_parameters()), **dict(network.named_buffers())}
     model = vars(policy).get("model")
     for part, module in (model.frozen_parts() if isinstance(model, WithFrozenParts) else {}).items():
-        found |= {f"{part}: {name}": value for name, value in (*module.named_parameters(), *module.named_buffers())}
-    return found
+        tensors |= {f"{part}: {name}": value for name, value in (*module.named_parameters(), *module.named_buffers())}
+    return tensors
 
 
 def digests(policy: Policy) -> dict[str, str]:
@@ -409,7 +409,8 @@ def prompts_of(owner: Family) -> list[list[Prompt]]:
     times = torch.arange(RATE)
     sounds = [Media("audio", Audio(torch.sin(times * pace)[None] / 2, RATE)) for pace in (0.02, 0.03)]
     voiced = [
-        replace(one, meta={"reference_text": "hum", "seconds": 1.0}) for one in _with(sounds, ("a red square", "blue"))
+        replace(prompt, meta={"reference_text": "hum", "seconds": 1.0})
+        for prompt in _with(sounds, ("a red square", "blue"))
     ]
     return [_with(shown, QUESTIONS), voiced, _with(sounds, ("", "")), texts]
 

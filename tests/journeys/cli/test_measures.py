@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from mmgrpo.cli.measures import best, describe, difference, json_value, mean, powers, report, scored, summary
+from mmgrpo.cli.measures import best, describe, difference, json_value, mean, powers, report, summary, without_nan
 from mmgrpo.types import Prompt
 
 NAN = math.nan
@@ -17,7 +17,7 @@ def test_the_mean_of_a_prompt_is_over_its_scored_samples_and_the_whole_over_prom
     assert (made["mean"], made["n"], made["failed"]) == (0.75, 2, 4)
     assert summary([[NAN], [NAN]]) == {"mean": None, "low": None, "high": None, "n": 0, "failed": 2}
     assert mean([NAN, 1.0, 2.0]) == 1.5 and math.isnan(mean([NAN])) and math.isnan(mean([]))
-    assert scored([NAN, 0.0]) == [0.0] and json_value(NAN) is None and json_value(0.0) == 0.0
+    assert without_nan([NAN, 0.0]) == [0.0] and json_value(NAN) is None and json_value(0.0) == 0.0
 
 
 @pytest.mark.parametrize(

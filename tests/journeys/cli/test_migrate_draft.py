@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mmgrpo.cli.migrate.draft import Draft, equal, typed, yaml_of
+from mmgrpo.cli.migrate.draft import Draft, coerce, equal, yaml_of
 from mmgrpo.cli.migrate.recipe import (
     account,
     convert,
@@ -59,7 +59,7 @@ def draft(**settings: Any) -> Draft:
     ],
 )
 def test_a_value_has_the_type_of_the_default(value: Any, default: Any, made: Any):
-    assert repr(typed(value, Row("k", default=default), "")) == repr(made)
+    assert repr(coerce(value, Row("k", default=default), "")) == repr(made)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_a_value_has_the_type_of_the_default(value: Any, default: Any, made: Any
 )
 def test_a_value_of_another_type_is_refused_unless_it_is_one_of_some_words(value: Any, default: Any, words: str):
     with pytest.raises(ValueError, match=f"a.yaml.*k.*{words}"):
-        typed(value, Row("k", default=default), "a.yaml: k")
-    typed(value, Row("k", default=default, values={"x": "y"}), "a.yaml: k")
+        coerce(value, Row("k", default=default), "a.yaml: k")
+    coerce(value, Row("k", default=default, values={"x": "y"}), "a.yaml: k")
 
 
 def test_numbers_have_bounds_that_belong_to_them():
@@ -119,7 +119,7 @@ def test_a_setting_says_what_it_was_made_of_and_whether_that_was_given():
     one.warn("a b", "top_p")
     assert one.warnings == ["a b"] and one.left == {"delta": "none"}
     assert one.mentioned == {"beta", "seed", "delta", "epsilon", "top_p"}
-    assert (one["seed"], one["beta"], one.given("seed", "beta"), one.given("seed")) == (42, 1.0, True, False)
+    assert (one["seed"], one["beta"], one.is_given("seed", "beta"), one.is_given("seed")) == (42, 1.0, True, False)
 
 
 FLOW: dict[str, Any] = {

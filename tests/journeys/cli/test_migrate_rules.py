@@ -80,7 +80,7 @@ def test_the_first_rule_that_holds_counts_and_texts_are_filled():
         "save_every": (7, ("save_steps",), "why"),
         "model.lora_targets": (["q", "v"], ("lora_target_modules",), ""),
     }
-    assert one.asked == {"keep": ["7"]} and one.left == {"epsilon": "0.3"}
+    assert one.questions == {"keep": ["7"]} and one.left == {"epsilon": "0.3"}
     with pytest.raises(ValueError, match="a.yaml: epsilon 0.3"):
         apply(one, [{"refuse": "epsilon {epsilon}"}])
 

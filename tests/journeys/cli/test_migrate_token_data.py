@@ -60,7 +60,7 @@ def test_data_of_trl(settings: dict[str, Any], expected: dict[str, Any], words: 
 def test_columns_of_ms_swift_become_ours(given: Any):
     draft = convert("ms_swift", "data", {"dataset": "a.jsonl", "columns": given})
     if given == "a=b":
-        assert len(draft.asked["data.columns"]) == 1
+        assert len(draft.questions["data.columns"]) == 1
         return
     expected = "a=answer" if isinstance(given, str) else "q=problem,gold=solution,level=meta.difficulty"
     assert values(draft)["data.columns"] == expected and not draft.warnings
@@ -250,7 +250,7 @@ def test_a_system_prompt_a_template_and_arguments_of_the_chat_template_are_carri
     ]
     for project, settings, expected in cases:
         draft = convert(project, "prompt", settings)
-        assert same(values(draft), expected) and draft.asked == {}, settings
+        assert same(values(draft), expected) and draft.questions == {}, settings
     for project, settings, key in (
         ("ms_swift", {"system": "other.txt"}, "data.system"),
         ("easyr1", {"data.format_prompt": "odd.jinja"}, "data.template"),
@@ -258,4 +258,4 @@ def test_a_system_prompt_a_template_and_arguments_of_the_chat_template_are_carri
         ("trl", {"chat_template_kwargs": {"a": [1]}}, "model.template"),
     ):
         draft = convert(project, "prompt", settings)
-        assert values(draft) == {} and [*draft.asked] == [key], settings
+        assert values(draft) == {} and [*draft.questions] == [key], settings

@@ -213,7 +213,7 @@ def test_lora(project: str, settings: dict[str, Any], rank: int, alpha: float | 
 )
 def test_a_base_of_bitsandbytes_is_quantized_here_too(project: str, settings: dict[str, Any], expected: str):
     draft = convert(project, "quantize", settings)
-    assert values(draft) == ({"model.quantize": expected} if expected else {}) and not draft.asked
+    assert values(draft) == ({"model.quantize": expected} if expected else {}) and not draft.questions
 
 
 @pytest.mark.parametrize(
@@ -227,8 +227,8 @@ def test_a_base_of_bitsandbytes_is_quantized_here_too(project: str, settings: di
 )
 def test_another_quantization_is_asked_for(settings: dict[str, Any]):
     draft = convert("ms_swift", "quantize", settings)
-    assert [*draft.asked] == ["model.quantize"] and not draft.settings
-    assert all(str(value) in draft.asked["model.quantize"][0] for value in settings.values())
+    assert [*draft.questions] == ["model.quantize"] and not draft.settings
+    assert all(str(value) in draft.questions["model.quantize"][0] for value in settings.values())
 
 
 def test_a_base_is_quantized_in_one_way():
@@ -256,5 +256,5 @@ def test_tools_and_environments_of_others_are_tools(project, settings, wanted, a
     draft = convert(project, "tools", settings)
     got = {key: one.value for key, one in draft.settings.items()}
     assert got == {f"sampling.{key}": value for key, value in wanted.items()}
-    assert asked in str(draft.asked.get("sampling.tools", "")) and bool(draft.asked) == bool(asked)
+    assert asked in str(draft.questions.get("sampling.tools", "")) and bool(draft.questions) == bool(asked)
     assert (draft.left == {}) == bool(wanted or asked)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmgrpo.report.compare import as_dict, compare, curves, grouped, read_ended, table
+from mmgrpo.report.compare import as_dict, compare, curves, group_by_settings, read_ended, table
 
 
 def run(
@@ -89,7 +89,7 @@ def test_curves_are_of_the_steps_that_all_seeds_have(tmp_path):
     runs = [read_ended(one) for one in (run(tmp_path, [1.0, 0.0]), run(tmp_path, [1.0, 1.0], seed=1))]
     [(steps, means)] = curves(runs, "r").values()
     assert steps == [0, 5, 10] and means.tolist() == [[0.0, 0.5, 0.5], [0.0, 0.5, 1.0]]
-    assert len(grouped(runs)) == 1
+    assert len(group_by_settings(runs)) == 1
 
 
 def test_runs_without_a_common_reward_are_an_error(tmp_path):

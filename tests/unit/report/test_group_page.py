@@ -81,5 +81,5 @@ def test_ten_thousand_folders_of_groups_are_listed(monkeypatch):
         return (Path(pattern.replace("*", f"{number:06d}")) for number in range(10_001))
 
     monkeypatch.setattr(Path, "glob", many)
-    monkeypatch.setattr("mmgrpo.report.groups.contained", lambda folder, name: Path(name))
+    monkeypatch.setattr("mmgrpo.report.groups.resolve_within", lambda folder, name: Path(name))
     assert group_steps(Path()) == list(range(10_000))

@@ -9,7 +9,7 @@ import torch
 
 from mmgrpo.report import run_record
 from mmgrpo.report.groups import group_steps
-from mmgrpo.report.run_record import GroupFolder, GroupRecord, displayed, tree_of
+from mmgrpo.report.run_record import GroupFolder, GroupRecord, display_form, tree_of
 from mmgrpo.types import Audio, Image, Media, Prompt, Turn, Video
 from tests.trees import plain
 from tests.unit.report.test_groups import pictures, rolled, write
@@ -27,7 +27,7 @@ def test_only_groups_that_are_due_are_written_and_media_as_the_family_shows_them
 
     def family(medium):
         shown.append(medium)
-        return displayed(medium)
+        return display_form(medium)
 
     record = GroupRecord(tmp_path / "run", 2, 4, displayed=family)
     for step in range(4):
@@ -40,7 +40,7 @@ def test_a_group_is_written_beside_its_place_and_nothing_is_left_there(tmp_path)
 
     def family(medium):
         names.extend(path.name for path in groups.iterdir())
-        return displayed(medium)
+        return display_form(medium)
 
     GroupRecord(tmp_path, 1, displayed=family).write(0, pair(prompt=ASKED))
     assert len(names) == 1 and names[0].startswith(".writing-")
@@ -97,6 +97,6 @@ def test_a_sample_that_begins_later_than_the_next_keeps_none_of_its_decisions_aw
 
 def test_the_sound_of_a_video_is_kept_beside_it_and_told_apart_from_previews(tmp_path):
     video = Video(torch.zeros(2, 3, 4, 4), 4.0, Audio(torch.zeros(1, 80), 160))
-    written = GroupFolder(tmp_path, displayed).output("000", video)
+    written = GroupFolder(tmp_path, display_form).output("000", video)
     assert written == {"kind": "video", "file": "000.webp", "seconds": 0.5, "sound": "000-0.wav"}
     assert all(run_record.FILE.fullmatch(path.name) for path in tmp_path.iterdir())

@@ -18,7 +18,7 @@ from mmgrpo.report import run_record
 from mmgrpo.report.group_page import branching, colour, group_page, widest_group_page
 from mmgrpo.report.groups import group_steps, read_group
 from mmgrpo.report.media import MediaFolder, image_within, jpeg_within, webp_within
-from mmgrpo.report.run_record import GroupRecord, displayed, write_group
+from mmgrpo.report.run_record import GroupRecord, display_form, write_group
 from mmgrpo.rollout import Round
 from mmgrpo.scoring import RewardScores
 from mmgrpo.types import REFERENCE, Audio, Image, Media, Prompt, Rollout, Text, Turn, Video
@@ -56,7 +56,7 @@ def tree_round() -> Round:
 
 
 def write(folder: Path, round: Round, step: int = 0) -> dict:
-    write_group(folder / "groups" / f"step-{step:06d}", step, round, displayed)
+    write_group(folder / "groups" / f"step-{step:06d}", step, round, display_form)
     return json.loads((folder / "groups" / f"step-{step:06d}" / "group.json").read_text())
 
 

@@ -193,7 +193,7 @@ def test_alarms_of_a_folder_are_read_back_and_what_is_none_is_left_out(tmp_path:
 
 def test_a_cause_that_settings_show_is_no_second_alarm_of_the_rounds():
     watch = watched([CAUSES["learning_rate"]] * FEW)
-    watch.fixed += settings_alarms(Optim(lr=0.0), 10) + [Idle.unchanged(Path("model"), 3)] * 2
+    watch.fixed += settings_alarms(Optim(lr=0.0), 10) + [Idle.unchanged_model(Path("model"), 3)] * 2
     assert causes(watch.alarms(ended=True)) == ["learning_rate", "unchanged_model"]
     # two rewards are two subjects
     equal = {f"reward/{name}/{what}": 0.0 for name in "ab" for what in ("mean", "std")}

@@ -173,7 +173,9 @@ def broken(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
 def drawn(count: int = 5, opened: Opened | None = None) -> visual.Drawn:
     """All samples of a pair of painters."""
     *_, last = compare.compare(opened or painters(), "a", Prompt("a wall"), seed=3, count=count)
-    return visual.Drawn(last, {side: [visual.shown(one) for one in made.outputs] for side, made in last.sides.items()})
+    return visual.Drawn(
+        last, {side: [visual.sample_of(one) for one in made.outputs] for side, made in last.sides.items()}
+    )
 
 
 def trial(before: Output, after: Output, left: str = BEFORE, **options: Any) -> vote.Trial:

@@ -12,7 +12,7 @@ import torch
 
 from mmgrpo.cli.demo import Args
 from mmgrpo.cli.demo import models as opening
-from mmgrpo.cli.demo.kept import kept
+from mmgrpo.cli.demo.kept import kept_questions
 from mmgrpo.cli.demo.models import (
     AFTER,
     BEFORE,
@@ -109,7 +109,7 @@ def test_a_folder_without_runs_is_an_error_unless_it_is_the_default(tmp_path, mo
 
 def test_the_stored_run_is_small_and_shows_what_training_changed():
     assert sum(path.stat().st_size for path in STORED_RUN.rglob("*") if path.is_file()) <= 300_000
-    pairs = kept(STORED_RUN, 99)
+    pairs = kept_questions(STORED_RUN, 99)
     assert len(pairs) >= 8 and all(isinstance(one.output(place), Image) for one in pairs for place in (0, 1))
     found = read_look("a", STORED_RUN)
     (first, before), *_, (last, after) = found.held_out("scene_all")

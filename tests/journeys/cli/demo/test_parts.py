@@ -39,7 +39,7 @@ def video(tmp_path) -> str:
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (OSError(f"gone\n {EVIL}"), f"gone {parts.escaped(EVIL)}"),
+        (OSError(f"gone\n {EVIL}"), f"gone {parts.escape(EVIL)}"),
         (KeyError(), "KeyError: KeyError"),
         (OSError("x" * 2000), "x" * 500),
         (OSError("/x/a.png is bad"), "a.png is bad"),
@@ -60,13 +60,13 @@ def test_errors_of_an_event_are_one_escaped_line_and_defects_have_their_kind(err
 
 
 def test_no_text_becomes_mark_up_or_a_template():
-    assert parts.escaped("<a>{b}$&") == "&lt;a&gt;&#123;b&#125;&#36;&amp;"
+    assert parts.escape("<a>{b}$&") == "&lt;a&gt;&#123;b&#125;&#36;&amp;"
     figure = parts.figure(Text(EVIL), EVIL, EVIL)
     assert "<img" not in figure and figure.count("&lt;img") == 3
     for output in (BUSY, MOVING, LONG):
         made = parts.figure(output, EVIL)
         assert "onerror=alert(1)>" not in made and "&lt;img" in made and ":" in made.split('src="')[1][:6]
-    pieces = [parts.prompt_html(Prompt(EVIL)), parts.status(EVIL), parts.refused(ValueError(EVIL), "")]
+    pieces = [parts.prompt_html(Prompt(EVIL)), parts.status(EVIL), parts.refusal_html(ValueError(EVIL), "")]
     pieces += [parts.rewards_list({EVIL: NAN}, {EVIL: EVIL}, EVIL), parts.reasons_list({EVIL: EVIL})]
     for piece in pieces:
         assert "<img" not in piece and "&lt;img" in piece and not set(piece) & set("{}$")
@@ -94,16 +94,16 @@ def test_a_prompt_is_shown_with_its_media_and_a_note_for_one_that_cannot_be_read
 
 
 def test_media_of_prompts_are_decoded_by_their_kind(image, video, tmp_path, monkeypatch):
-    assert parts.decoded(Media("image", FLAT)) is FLAT
-    assert parts.decoded(Media("image", image)).pixels.shape == (3, 16, 16)  # type: ignore[union-attr]
+    assert parts.decode(Media("image", FLAT)) is FLAT
+    assert parts.decode(Media("image", image)).pixels.shape == (3, 16, 16)  # type: ignore[union-attr]
     (tmp_path / "a.wav").write_bytes(parts.wav(LONG).content)
-    assert parts.decoded(Media("audio", str(tmp_path / "a.wav"))).rate == 16_000  # type: ignore[union-attr]
-    assert len(parts.decoded(Media("video", video)).frames) == 4  # type: ignore[union-attr]
+    assert parts.decode(Media("audio", str(tmp_path / "a.wav"))).rate == 16_000  # type: ignore[union-attr]
+    assert len(parts.decode(Media("video", video)).frames) == 4  # type: ignore[union-attr]
     files = tuple(str(tmp_path / f"{number}.png") for number in range(4))
     for number, file in enumerate(files):
         Pil.new("RGB", (2, 2), (51 * number, 0, 0)).save(file)
     monkeypatch.setattr(parts, "FRAMES", 2)
-    made = parts.decoded(Media("video", files, {"fps": 5}))
+    made = parts.decode(Media("video", files, {"fps": 5}))
     assert isinstance(made, Video) and made.fps == 2.5  # every second frame of 5 a second
     assert made.frames[:, 0, 0, 0].tolist() == pytest.approx([0, 0.6])
 

@@ -14,7 +14,7 @@ import torch
 from mmgrpo.cli import score as score_command
 from mmgrpo.cli.demo import parts, rewards
 from mmgrpo.cli.demo.models import Opened
-from mmgrpo.cli.demo.rewards import Score, attack_html, attacked, effect, verdict
+from mmgrpo.cli.demo.rewards import Score, apply_attack, attack_html, effect, verdict
 from mmgrpo.config.plugins import PYPI, WEIGHTS, entry_points_of
 from mmgrpo.rewards import entries
 from mmgrpo.runtime.pypi_weights import is_downloaded
@@ -51,10 +51,10 @@ def score(name: str, output: Output, answer: str = "", prompt: str = "how many?"
 @pytest.mark.parametrize("name", ["os:system", "scene_score(weight=2)", "scene_scor", "", "served(reward='x')"])
 def test_only_names_of_the_table_are_rewards(name):
     with pytest.raises(ValueError, match="reward of the list"):
-        rewards.known(["scene_score", name])
-    assert rewards.known(["exact", "format", "exact"]) == ["exact", "format"]
+        rewards.check_names(["scene_score", name])
+    assert rewards.check_names(["exact", "format", "exact"]) == ["exact", "format"]
     with pytest.raises(ValueError, match="no reward"):
-        rewards.known([])
+        rewards.check_names([])
 
 
 def test_all_rewards_are_listed_those_of_the_upload_first(monkeypatch):
@@ -152,12 +152,14 @@ def test_a_reward_that_does_not_apply_says_so(monkeypatch):
 @pytest.mark.parametrize("attack", DAMAGES)
 def test_attacks_of_strength_1_are_those_of_the_evaluation_and_stronger_ones_change_more(attack):
     assert torch.equal(
-        attacked(attack, 1.0, Prompt(""), BUSY, "")[1].pixels,  # type: ignore[union-attr]
+        apply_attack(attack, 1.0, Prompt(""), BUSY, "")[1].pixels,  # type: ignore[union-attr]
         damage_output(BUSY, attack, np.random.default_rng(0)).pixels,  # type: ignore[union-attr]
     )
-    changed: Any = attacked(attack, 1.0, Prompt(""), MOVING, "")[1]
+    changed: Any = apply_attack(attack, 1.0, Prompt(""), MOVING, "")[1]
     assert torch.equal(changed.frames, damage_output(MOVING, attack, np.random.default_rng(0)).frames)  # type: ignore[union-attr]
-    several: list[Any] = [attacked(attack, s, Prompt(""), BUSY, "")[1] for s in (rewards.WEAKEST, 1, rewards.STRONGEST)]
+    several: list[Any] = [
+        apply_attack(attack, s, Prompt(""), BUSY, "")[1] for s in (rewards.WEAKEST, 1, rewards.STRONGEST)
+    ]
     distances = [float((one.pixels - BUSY.pixels).abs().mean()) for one in several]
     assert 0 < distances[0] < distances[1] < distances[2]
 
@@ -166,8 +168,8 @@ def test_attacks_that_apply_to_an_output_and_what_they_do():
     assert rewards.attacks_of(None) == ["blur", "noise", "jpeg", "texture", "padding", "prompt_swap"]
     assert rewards.attacks_of(MOVING) == ["blur", "noise", "jpeg", "texture", "prompt_swap"]
     assert (rewards.attacks_of(LONG), rewards.attacks_of(Text("a"))) == (["prompt_swap"], ["padding", "prompt_swap"])
-    assert attacked("padding", 1, Prompt("a"), Text("x"), "")[1].text == "x\n\nx"  # type: ignore[union-attr]
-    assert attacked("prompt_swap", 1, Prompt("a", answer="b"), BUSY, "c") == (Prompt("c", answer="b"), BUSY)
+    assert apply_attack("padding", 1, Prompt("a"), Text("x"), "")[1].text == "x\n\nx"  # type: ignore[union-attr]
+    assert apply_attack("prompt_swap", 1, Prompt("a", answer="b"), BUSY, "c") == (Prompt("c", answer="b"), BUSY)
     assert "JPEG of quality 5" in rewards.describe("jpeg", 2) and "sigma 2/32" in rewards.describe("blur", 2)
     assert [rewards.absolute("jpeg", strength) for strength in (0.25, 1, 4)] == [40, 10, 2.5]
     assert [rewards.absolute("blur", strength) for strength in (0.25, 1, 4)] == [0.25, 1, 4]
@@ -187,7 +189,7 @@ def test_attacks_that_apply_to_an_output_and_what_they_do():
 )
 def test_an_attack_that_does_not_apply_is_an_error(attack, strength, output, other, message):
     with pytest.raises(ValueError, match=message):
-        attacked(attack, strength, Prompt("a"), output, other)
+        apply_attack(attack, strength, Prompt("a"), output, other)
 
 
 def test_the_verdict_names_rewards_that_rose_or_noticed_nothing():
@@ -253,6 +255,6 @@ def test_an_upload_is_shown_with_the_rewards_and_attacks_of_its_kind(functions, 
 
 def test_the_example_is_scored_as_it_should(functions):
     file, _, asked, answer, names = functions["take"]()
-    assert Path(file).is_file() and rewards.known(names) == names
+    assert Path(file).is_file() and rewards.check_names(names) == names
     read = parts.read_upload(file, "")
     assert read and rewards.score_one("scene_score", rewards.prompt_of(asked, answer, ""), read, "cpu").value == 1

@@ -17,7 +17,7 @@ import torch
 
 from mmgrpo.cli import evaluate_rewards
 from mmgrpo.cli.demo import parts, vote, vote_store
-from mmgrpo.cli.demo.kept import Question, kept
+from mmgrpo.cli.demo.kept import Question, kept_questions
 from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair
 from mmgrpo.cli.demo.vote import ANY, Trial, questions, reveal_html, same, sides_html
 from mmgrpo.cli.demo.vote_store import (
@@ -59,7 +59,7 @@ def test_both_models_start_from_the_same_noise_and_change_sides(tmp_path):
     made = [last(opened, [Question(Prompt("a"))]) for _ in range(40)]
     for one, first, second in zip(made, before.asked, after.asked, strict=True):
         assert first == second and first.seed == one.seed and first.group_size == 1
-        assert one.outputs == {BEFORE: FLAT, AFTER: BUSY} and one.shown()["left"] is one.outputs[one.left]
+        assert one.outputs == {BEFORE: FLAT, AFTER: BUSY} and one.outputs_by_place()["left"] is one.outputs[one.left]
     assert {one.left for one in made} == {BEFORE, AFTER} and len({one.seed for one in made}) > 30
 
 
@@ -213,7 +213,7 @@ def drawing(opened, place="0", typed=""):
 
 def test_a_cancellation_and_another_pair_leave_nothing_to_vote_on(wired):
     page, _ = wired
-    (cancelled,), (choose,) = functions(page, "cancelled"), functions(page, "choose")
+    (cancelled,), (choose,) = functions(page, "clear"), functions(page, "choose")
     state, sides, *buttons = cancelled.fn()
     assert state is None and "Cancelled." in sides and [one["interactive"] for one in buttons] == [False] * 6
     _, typed, _, state, *shown = choose.fn("a")
@@ -243,10 +243,10 @@ def test_samples_that_a_run_kept_are_ready_when_the_page_opens(tmp_path):
         (folder / moment / "0.png").write_bytes(parts.png(parts.to_pil(output)))
         rows = [{**completion(n, ""), "image": f"{moment}/0.{suffix}"} for n, suffix in enumerate(("png", "webp"))]
         (folder / f"{moment}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    (one,) = kept(tmp_path / "run", 9)
+    (one,) = kept_questions(tmp_path / "run", 9)
     assert same(one.output(0), FLAT) and same(one.output(1), BUSY) and one.moment == "000020"
     opened = opened_on(tmp_path, pair(weights="", run=tmp_path / "run"))
-    assert vote.compared(opened) == ["a"]
+    assert vote.comparable_pairs(opened) == ["a"]
     with gr.Blocks() as page:
         vote.tab(opened)
     (choose,) = functions(page, "choose")
