@@ -103,22 +103,24 @@ def run(args: Args, machine: str, command: str) -> None:
     settings = {k: v for k, v in asdict(args).items() if k not in ("resume", "output", "tasks", "presets", "seeds")}
     result: dict[str, Any] = {"command": command, "machine": machine, "settings": settings, "runs": []}
     if args.resume and (out / "algorithms.json").is_file():
-        result["runs"] = kept(json.loads((out / "algorithms.json").read_text(encoding="utf-8")), settings, machine)
-    done = {(one["task"], one["preset"], one["seed"]) for one in result["runs"]}
+        result["runs"] = earlier_runs(
+            json.loads((out / "algorithms.json").read_text(encoding="utf-8")), settings, machine
+        )
+    done = {(record["task"], record["preset"], record["seed"]) for record in result["runs"]}
     plan = [(t, p, s) for t in args.tasks for s in range(args.seeds) for p in args.presets if fits(t, p)]
-    waiting = [one for one in plan if one not in done]
+    waiting = [case for case in plan if case not in done]
     print(f"{machine}\n{len(plan)} runs, {len(plan) - len(waiting)} of them kept\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         data = prepare(Path(folder), args.tasks)
         for number, (task, preset, seed) in enumerate(waiting, 1):
-            one = trained(task, preset, seed, args, data, Path(folder) / f"{task}-{preset}-{seed}")
-            result["runs"].append(one)
-            print(f"{number}/{len(waiting)} {line(one)}", flush=True)
+            record = train_once(task, preset, seed, args, data, Path(folder) / f"{task}-{preset}-{seed}")
+            result["runs"].append(record)
+            print(f"{number}/{len(waiting)} {line(record)}", flush=True)
             write_results(result, out)
     print(f"\nwritten: {out / 'algorithms.md'}")
 
 
-def kept(earlier: Mapping[str, Any], settings: Mapping[str, Any], machine: str) -> list[dict[str, Any]]:
+def earlier_runs(earlier: Mapping[str, Any], settings: Mapping[str, Any], machine: str) -> list[dict[str, Any]]:
     """The runs of an earlier file; ValueError where its settings or its machine are others."""
     for name, value in {"machine": machine, **settings}.items():
         old = earlier["machine"] if name == "machine" else earlier["settings"].get(name)
@@ -147,18 +149,18 @@ def prepare(folder: Path, tasks: Sequence[str]) -> dict[str, list[str]]:
 
         more["text"] = ["--model.path", tiny(folder / "text")]
         for name, frames in (("train", FRAMES[:4]), ("heldout", FRAMES[4:])):
-            rows = [asked(frame, word) for frame in frames for word in WORDS]
+            rows = [text_row(frame, word) for frame in frames for word in WORDS]
             write_text(folder / f"{name}.jsonl", "\n".join(map(json.dumps, rows)) + "\n")
             more["text"] += [f"--data.{name}", str(folder / f"{name}.jsonl")]
     return more
 
 
-def asked(frame: str, word: str) -> dict[str, Any]:
+def text_row(frame: str, word: str) -> dict[str, Any]:
     """A row of the text task: each of the words that is said is an eighth of the reward."""
-    return {"text": frame.format(word), "rules": [{"present": rf"(^|\s){one}(\s|$)"} for one in WORDS]}
+    return {"text": frame.format(word), "rules": [{"present": rf"(^|\s){part}(\s|$)"} for part in WORDS]}
 
 
-def trained(
+def train_once(
     task: str, preset: str, seed: int, args: Args, data: Mapping[str, list[str]], folder: Path
 ) -> dict[str, Any]:
     """Train once; the held-out rewards prompt by prompt before and after, and processor seconds with both
@@ -169,17 +171,17 @@ def trained(
     words = [*TASKS[task].options, *data[task], "--algorithm.preset", preset, "--steps", str(args.steps(task))]
     words += ["--seed", str(seed), "--eval.prompts", str(args.eval_prompts), "--save-every", "1000000000"]
     words += ["--output-dir", str(folder), "--name", "run"]
-    one: dict[str, Any] = {"task": task, "preset": preset, "seed": seed}
+    record: dict[str, Any] = {"task": task, "preset": preset, "seed": seed}
     start = time.process_time()
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             made = run_config(read(words, ""))
     except (ValueError, RuntimeError, KeyError) as error:
-        return {**one, "problem": " ".join(str(error).split())[:300]}
+        return {**record, "problem": " ".join(str(error).split())[:300]}
     for when in ("before", "after"):
         path = made.folder / "evaluations" / f"{when}.json"
-        one[when] = json.loads(path.read_text(encoding="utf-8"))["values"][TASKS[task].reward]
-    return {**one, "seconds": time.process_time() - start}
+        record[when] = json.loads(path.read_text(encoding="utf-8"))["values"][TASKS[task].reward]
+    return {**record, "seconds": time.process_time() - start}
 
 
 def line(one: Mapping[str, Any]) -> str:
@@ -199,20 +201,20 @@ def table(runs: Sequence[Mapping[str, Any]], task: str) -> list[dict[str, Any]]:
     from mmgrpo.statistics import bootstrap_mean
 
     named: dict[str, list[Mapping[str, Any]]] = {}
-    for one in runs:
-        if one["task"] == task:
-            named.setdefault(one["preset"], []).append(one)
-    whole = {preset: [one for one in several if "problem" not in one] for preset, several in named.items()}
-    base = {one["seed"]: one["after"] for one in whole.get(TASKS[task].baseline, [])}
+    for run in runs:
+        if run["task"] == task:
+            named.setdefault(run["preset"], []).append(run)
+    whole = {preset: [run for run in several if "problem" not in run] for preset, several in named.items()}
+    base = {run["seed"]: run["after"] for run in whole.get(TASKS[task].baseline, [])}
     rows = []
     for preset, several in named.items():
         ran = whole[preset]
         if not ran:
             rows.append({"preset": preset, "problem": several[0]["problem"]})
             continue
-        before, after = (np.array([one[when] for one in ran], dtype=float) for when in ("before", "after"))
-        shared = [one for one in ran if one["seed"] in base and preset != TASKS[task].baseline]
-        distance = [np.subtract(one["after"], base[one["seed"]]) for one in shared]
+        before, after = (np.array([run[when] for run in ran], dtype=float) for when in ("before", "after"))
+        shared = [run for run in ran if run["seed"] in base and preset != TASKS[task].baseline]
+        distance = [np.subtract(run["after"], base[run["seed"]]) for run in shared]
         rows.append(
             {
                 "preset": preset,
@@ -222,7 +224,7 @@ def table(runs: Sequence[Mapping[str, Any]], task: str) -> list[dict[str, Any]]:
                 "range": [float(value) for value in (after.mean(axis=1).min(), after.mean(axis=1).max())],
                 "gain": bootstrap_mean((after - before).mean(axis=0)).as_dict(),
                 "against": bootstrap_mean(np.mean(distance, axis=0)).as_dict() if distance else None,
-                "seconds": float(np.mean([one["seconds"] for one in ran])),
+                "seconds": float(np.mean([run["seconds"] for run in ran])),
                 "failed": len(several) - len(ran),
             }
         )
@@ -241,7 +243,7 @@ def write_results(result: Mapping[str, Any], out: Path) -> None:
 def report(result: Mapping[str, Any], tables: Mapping[str, list[dict[str, Any]]]) -> str:
     """Markdown: what was run, and a table per task."""
     settings = result["settings"]
-    hours = sum(one.get("seconds", 0.0) for one in result["runs"]) / 3600
+    hours = sum(run.get("seconds", 0.0) for run in result["runs"]) / 3600
     text = [
         "# Algorithms side by side",
         "",

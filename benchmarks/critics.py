@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from benchmarks.algorithms import FRAMES, TASKS, WORDS, asked
+from benchmarks.algorithms import FRAMES, TASKS, WORDS, text_row
 from mmgrpo.config.ranges import ANY_TEXT, COUNT, one_of, within
 from mmgrpo.files import write_text
 
@@ -78,7 +78,7 @@ def run(args: Args, machine: str, command: str) -> None:
         data = prepare(Path(folder))
 
         def one(name: str, rate: float, seed: int, split: str) -> dict[str, Any]:
-            made = trained(name, rate, seed, split, args.steps, data, Path(folder) / f"{name}-{rate:g}-{seed}")
+            made = train_once(name, rate, seed, split, args.steps, data, Path(folder) / f"{name}-{rate:g}-{seed}")
             result["runs"].append(made)
             print(line(made), flush=True)
             write_text(out / "critics.json", json.dumps(result))
@@ -99,12 +99,12 @@ def prepare(folder: Path) -> list[str]:
 
     frames = {"train": FRAMES[:4], "heldout": FRAMES[4:], "tune": TUNING_FRAMES}
     for name, some in frames.items():
-        rows = [asked(frame, word) for frame in some for word in WORDS]
+        rows = [text_row(frame, word) for frame in some for word in WORDS]
         write_text(folder / f"{name}.jsonl", "\n".join(map(json.dumps, rows)) + "\n")
     return ["--model.path", tiny(folder / "text"), "--data.train", str(folder / "train.jsonl")]
 
 
-def trained(
+def train_once(
     name: str, rate: float, seed: int, split: str, steps: int, data: Sequence[str], folder: Path
 ) -> dict[str, Any]:
     """Train once; rewards of a split prompt by prompt before and after, what was drawn, and processor seconds."""
@@ -118,8 +118,8 @@ def trained(
         samples, further = 0, 0
 
         def on_rollout_end(self, run: Any, round_: Any) -> None:
-            self.samples += sum(len(one.outputs) for one in round_.rollouts)
-            self.further += sum(len(one.completions.rows) for one in round_.rollouts if one.completions)
+            self.samples += sum(len(rollout.outputs) for rollout in round_.rollouts)
+            self.further += sum(len(rollout.completions.rows) for rollout in round_.rollouts if rollout.completions)
 
     method, drawn = METHODS[name], Drawn()
     words = [*TASKS["text"].options, *data, "--data.heldout", str(Path(data[-1]).parent / f"{split}.jsonl")]
@@ -130,11 +130,11 @@ def trained(
     start = time.process_time()
     with contextlib.redirect_stdout(io.StringIO()):
         made = run_config(read(words, ""), callbacks=[drawn])
-    one = {"method": name, "rate": rate, "seed": seed, "split": split, "samples": drawn.samples}
+    record = {"method": name, "rate": rate, "seed": seed, "split": split, "samples": drawn.samples}
     for when in ("before", "after"):
         values = json.loads((made.folder / "evaluations" / f"{when}.json").read_text(encoding="utf-8"))["values"]
-        one[when] = values[TASKS["text"].reward]
-    return {**one, "further": drawn.further, "seconds": time.process_time() - start}
+        record[when] = values[TASKS["text"].reward]
+    return {**record, "further": drawn.further, "seconds": time.process_time() - start}
 
 
 def mean(values: Sequence[float]) -> float:
@@ -158,25 +158,25 @@ def table(runs: Sequence[Mapping[str, Any]], baseline: str = "GRPO") -> list[dic
     from mmgrpo.statistics import bootstrap_mean
 
     named: dict[str, list[Mapping[str, Any]]] = {}
-    for one in runs:
-        if one["split"] == "heldout":
-            named.setdefault(one["method"], []).append(one)
-    base = {one["seed"]: one["after"] for one in named.get(baseline, [])}
+    for run in runs:
+        if run["split"] == "heldout":
+            named.setdefault(run["method"], []).append(run)
+    base = {run["seed"]: run["after"] for run in named.get(baseline, [])}
     rows = []
     for name, several in named.items():
-        before, after = (np.array([one[when] for one in several], dtype=float) for when in ("before", "after"))
-        distance = [np.subtract(one["after"], base[one["seed"]]) for one in several if one["seed"] in base]
+        before, after = (np.array([run[when] for run in several], dtype=float) for when in ("before", "after"))
+        distance = [np.subtract(run["after"], base[run["seed"]]) for run in several if run["seed"] in base]
         row = {"method": name, "rate": several[0]["rate"], "before": float(before.mean())}
         row |= {"seeds": after.mean(axis=1).tolist(), "gain": bootstrap_mean((after - before).mean(axis=0)).as_dict()}
         against = bootstrap_mean(np.mean(distance, axis=0)).as_dict() if distance and name != baseline else None
-        cost = {key: mean([one[key] for one in several]) for key in ("samples", "further", "seconds")}
+        cost = {key: mean([run[key] for run in several]) for key in ("samples", "further", "seconds")}
         rows.append({**row, "against": against, **cost})
     return sorted(rows, key=lambda row: -mean(row["seeds"]))
 
 
 def report(result: Mapping[str, Any]) -> str:
     """Markdown: what was run, the rates that were tried, and the table."""
-    settings, tried = result["settings"], [one for one in result["runs"] if one["split"] == "tune"]
+    settings, tried = result["settings"], [run for run in result["runs"] if run["split"] == "tune"]
 
     def interval(one: Mapping[str, Any] | None) -> str:
         return f"{one['mean']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]" if one else ""
@@ -199,5 +199,5 @@ def report(result: Mapping[str, Any]) -> str:
             f"{drawn} | {row['seconds']:.0f} |"
         )
     text += ["", "Rates on the tuning prompts, one seed:", "", "| method | rate | after |", "| --- | --- | --- |"]
-    text += [f"| {one['method']} | {one['rate']:g} | {mean(one['after']):.3f} |" for one in tried]
+    text += [f"| {run['method']} | {run['rate']:g} | {mean(run['after']):.3f} |" for run in tried]
     return "\n".join(text) + "\n"

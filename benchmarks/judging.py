@@ -76,12 +76,12 @@ class Args:
 
 def lists(split: str, count: int) -> list[list[int]]:
     """Lists of different numbers, each once, of a split."""
-    drawn, found = random.Random(split), list[list[int]]()
-    while len(found) < count:
-        one = drawn.sample(range(10), LENGTH)
-        if split_of(one) == split and one not in found:
-            found.append(one)
-    return found
+    drawn, chosen = random.Random(split), list[list[int]]()
+    while len(chosen) < count:
+        numbers = drawn.sample(range(10), LENGTH)
+        if split_of(numbers) == split and numbers not in chosen:
+            chosen.append(numbers)
+    return chosen
 
 
 def split_of(numbers: Sequence[int]) -> str:
@@ -96,22 +96,24 @@ def question(numbers: Sequence[int]) -> str:
 
 def answers(split: str, count: int) -> list[dict[str, Any]]:
     """Rows that ask for the largest number."""
-    return [{"text": question(one), "answer": str(max(one)), "task": "exact"} for one in lists(split, count)]
+    return [
+        {"text": question(numbers), "answer": str(max(numbers)), "task": "exact"} for numbers in lists(split, count)
+    ]
 
 
 def judgements(split: str, count: int) -> list[dict[str, Any]]:
     """Rows that ask whether a proposed answer is right, which it is in every second."""
     drawn, rows = random.Random(f"{split} judgements"), list[dict[str, Any]]()
-    for place, one in enumerate(lists(split, count)):
-        right = max(one)
-        wrong = drawn.choice([number for number in one if number != right])
+    for place, numbers in enumerate(lists(split, count)):
+        right = max(numbers)
+        wrong = drawn.choice([number for number in numbers if number != right])
         text = POINT.replace("{sample}", str((right, wrong)[place % 2]))
-        rows.append({"text": question(one) + text, "answer": ("yes", "no")[place % 2], "task": "exact"})
+        rows.append({"text": question(numbers) + text, "answer": ("yes", "no")[place % 2], "task": "exact"})
     return rows
 
 
 @functools.cache
-def taught(steps: int = WARM, rows: int = 32) -> Any:
+def taught_model(steps: int = WARM, rows: int = 32) -> Any:
     """A language model that has seen ``steps`` batches of right examples, each of one kind of question."""
     import torch
     from torch import nn
@@ -129,10 +131,10 @@ def taught(steps: int = WARM, rows: int = 32) -> Any:
         optimizer = torch.optim.Adam(model.network.parameters(), lr=2e-3)
         drawn = random.Random(0)
         for _ in range(steps):
-            [of_kind] = drawn.choices([*kinds.values()], [len(one) for one in kinds.values()])
+            [of_kind] = drawn.choices([*kinds.values()], [len(examples) for examples in kinds.values()])
             chosen = drawn.choices(of_kind, k=rows)
-            asked, said = (torch.tensor([one[part] for one in chosen]) for part in (0, 1))
-            logits = model.network(torch.cat([asked, said], 1)).logits[:, asked.shape[1] - 1 : -1]
+            questions, said = (torch.tensor([example[part] for example in chosen]) for part in (0, 1))
+            logits = model.network(torch.cat([questions, said], 1)).logits[:, questions.shape[1] - 1 : -1]
             error = nn.functional.cross_entropy(logits.flatten(0, 1), said.flatten())
             optimizer.zero_grad()
             error.backward()
@@ -140,14 +142,14 @@ def taught(steps: int = WARM, rows: int = 32) -> Any:
     return model
 
 
-def trained(arm: str, seed: int, args: Args, folder: Path) -> dict[str, Any]:
+def train_once(arm: str, seed: int, args: Args, folder: Path) -> dict[str, Any]:
     """Train once; the held-out rewards prompt by prompt before and after, the judge's agreement, and seconds."""
     import mmgrpo
     from mmgrpo.policies.token import TokenPolicy
     from mmgrpo.runtime.metrics import read_metrics
     from pipelines.training import FrozenCopy
 
-    model = copy.deepcopy(taught())
+    model = copy.deepcopy(taught_model())
     model.reference = FrozenCopy(model.network)
     policy = TokenPolicy(model, max_tokens=2)
     is_open = arm == "open"
@@ -181,17 +183,17 @@ def trained(arm: str, seed: int, args: Args, folder: Path) -> dict[str, Any]:
             seed=seed,
             save_every=10**9,
         )
-    one: dict[str, Any] = {"arm": arm, "seed": seed, "seconds": time.process_time() - start}
+    row: dict[str, Any] = {"arm": arm, "seed": seed, "seconds": time.process_time() - start}
     for when in ("before", "after"):
         for name, file in (("answers", when), ("judgements", f"{when}-judgements")):
             record = json.loads((made.folder / "evaluations" / f"{file}.json").read_text(encoding="utf-8"))
-            one[f"{name} {when}"] = record["values"]["rules"]
+            row[f"{name} {when}"] = record["values"]["rules"]
     lines = read_metrics(made.folder / "metrics.jsonl")
-    agreed = [one["judging/agreement"] for one in lines if "judging/agreement" in one]
+    agreed = [line["judging/agreement"] for line in lines if "judging/agreement" in line]
     if agreed:
         tenth = max(1, len(agreed) // 10)
-        one["agreement"] = [sum(some) / tenth for some in (agreed[:tenth], agreed[-tenth:])]
-    return one
+        row["agreement"] = [sum(some) / tenth for some in (agreed[:tenth], agreed[-tenth:])]
+    return row
 
 
 def line(one: Mapping[str, Any]) -> str:
@@ -213,16 +215,16 @@ def page(runs: Sequence[Mapping[str, Any]], machine: str, command: str) -> list[
 
     text = ["# A policy that judges itself", "", f"`{command}` on {machine}.", ""]
     text += ["| run | seed | answers | difference | judgements | difference | seconds |", "| --- " * 7 + "|"]
-    for one in runs:
-        cells = [one["arm"], str(one["seed"])]
+    for run in runs:
+        cells = [run["arm"], str(run["seed"])]
         for name in ("answers", "judgements"):
-            before, after = (np.array(one[f"{name} {when}"]) for when in ("before", "after"))
+            before, after = (np.array(run[f"{name} {when}"]) for when in ("before", "after"))
             gain = bootstrap_mean(after - before).as_dict()
             cells += [
                 f"{before.mean():.3f} to {after.mean():.3f}",
                 f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]",
             ]
-        text.append("| " + " | ".join([*cells, f"{one['seconds']:.0f}"]) + " |")
+        text.append("| " + " | ".join([*cells, f"{run['seconds']:.0f}"]) + " |")
     return text
 
 
@@ -234,7 +236,7 @@ def run(args: Args, machine: str, command: str) -> None:
     for arm in args.arms:
         for seed in range(args.seeds):
             with tempfile.TemporaryDirectory(prefix="bench-judging-") as folder:
-                runs.append(trained(arm, seed, args, Path(folder)))
+                runs.append(train_once(arm, seed, args, Path(folder)))
             print(line(runs[-1]), flush=True)
     result = {"machine": machine, "command": command, "settings": asdict(args), "runs": runs}
     write_text(out / "judging.json", json.dumps(result))

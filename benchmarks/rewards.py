@@ -73,7 +73,7 @@ def run(args: Args, machine: str, command: str) -> None:
     print(f"{machine}\n", flush=True)
     rows = throughput(args)
     with tempfile.TemporaryDirectory() as folder:
-        overlap = overlapped(args, Path(folder)) if args.rounds else []
+        overlap = measure_overlap(args, Path(folder)) if args.rounds else []
     settings = {name: value for name, value in asdict(args).items() if name != "output"}
     result = {"command": command, "machine": machine, "settings": settings, "rows": rows, "overlap": overlap}
     write_text(out / "rewards.json", json.dumps(result, indent=1))
@@ -100,7 +100,7 @@ def throughput(args: Args) -> list[dict[str, Any]]:
                     values[name] = [v for part in parts for v in function(prompts[part], outputs[part])]
                 if number:  # the first loads the model
                     seconds[name].append((time.perf_counter() - started) / args.batches)
-    if len({str(one) for one in values.values()}) > 1:
+    if len({str(numbers) for numbers in values.values()}) > 1:
         raise RuntimeError("the three ways gave different values, expected the same, bit for bit")
     return [{"way": name, "seconds": min(times)} for name, times in seconds.items()]
 
@@ -115,14 +115,14 @@ def ways(args: Args) -> Iterator[dict[str, Callable[..., list[float]]]]:
     command = [sys.executable, "-m", "mmgrpo.cli.main", "serve-rewards", "--reward", f"{written})", "--port", "0"]
     command += ["--threads", str(args.threads), "--device", "cpu"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    own: Any = scorer(f"{written})").fn
+    served: Any = scorer(f"{written})").fn
     try:
         assert server.stdout is not None
         client = Client([server.stdout.readline().split()[-1]], "vit", batch=args.batch)
         client.facts()["alone"] = False  # it has no manifest, but it does not compare images
-        yield {HERE: scorer(f"{written}, process=False)").fn, PROCESS: own, SERVER: client}  # type: ignore[dict-item]
+        yield {HERE: scorer(f"{written}, process=False)").fn, PROCESS: served, SERVER: client}  # type: ignore[dict-item]
     finally:
-        own.close()
+        served.close()
         server.terminate()
         server.wait()
 
@@ -137,7 +137,7 @@ def images(count: int, size: int) -> list[Image]:
     return [Image(torch.rand((3, size, size), generator=generator)) for _ in range(count)]
 
 
-def overlapped(args: Args, folder: Path) -> list[dict[str, Any]]:
+def measure_overlap(args: Args, folder: Path) -> list[dict[str, Any]]:
     """Seconds of sampling and of waiting for scores in a round, with and without overlap; rounds alternate."""
     from mmgrpo.rewards import scorer
     from mmgrpo.runtime.metrics import read_metrics
@@ -151,12 +151,12 @@ def overlapped(args: Args, folder: Path) -> list[dict[str, Any]]:
     count = args.prompts * args.group
     sampling = read_metrics(folder / "0" / "metrics.jsonl")[-1]["time/rollout"]
     small = f"{REWARD}(width=192, layers=4, process=True"
-    once = timed(scorer(f"{small})").fn, images(count, 64))
+    once = seconds_of(scorer(f"{small})").fn, images(count, 64))
     rewards = {
         COMPUTES: scorer(f"{small}, repeats={max(1, round(sampling / once))})"),
         WAITS: scorer(f"benchmarks.rewards_vit:waits(seconds={sampling / count}, process=True)"),
     }
-    timed(rewards[COMPUTES].fn, images(count, 64))
+    seconds_of(rewards[COMPUTES].fn, images(count, 64))
     rows = []
     for kind, reward in rewards.items():
         begun = {name: trainer.step for name, trainer in trainers.items()}
@@ -174,7 +174,7 @@ def overlapped(args: Args, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def timed(function: Callable[..., Any], outputs: Sequence[Image]) -> float:
+def seconds_of(function: Callable[..., Any], outputs: Sequence[Image]) -> float:
     """Seconds of the second of two calls."""
     from mmgrpo.types import Prompt
 

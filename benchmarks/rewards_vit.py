@@ -53,7 +53,7 @@ def vit(
     pixels = [output.pixels[None] for output in outputs if isinstance(output, Image)]
     values = torch.zeros(len(pixels))
     with torch.inference_mode():
-        scaled = [nn.functional.interpolate(one.to(device), (SIDE, SIDE), mode="bilinear") for one in pixels]
+        scaled = [nn.functional.interpolate(image.to(device), (SIDE, SIDE), mode="bilinear") for image in pixels]
         for _ in range(repeats):
             values = model(width, layers, device)(torch.cat(scaled))
     return values.double().tolist()

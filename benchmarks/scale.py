@@ -117,12 +117,12 @@ def row(case: Case, seen: Mapping[str, Any]) -> dict[str, Any]:
         "trained": f"LoRA {case.rank}" if case.rank else "all",
         "mode": case.mode,
         **seen,
-        "moved by formula": moved(seen, case.mode, case.replicate),
-        "held by formula": held(seen, case.mode, case.replicate),
+        "moved by formula": bytes_moved(seen, case.mode, case.replicate),
+        "held by formula": bytes_held(seen, case.mode, case.replicate),
     }
 
 
-def moved(seen: Mapping[str, Any], mode: str, replicate: int) -> float:
+def bytes_moved(seen: Mapping[str, Any], mode: str, replicate: int) -> float:
     """Bytes that a process receives in a step: of the weights W, whose trained part in fp32 is T, among n neighbours
 
     none                2 (n - 1) / n T                                  once an update
@@ -143,7 +143,7 @@ def moved(seen: Mapping[str, Any], mode: str, replicate: int) -> float:
     return ring * (weights * seen["phases"] + seen["gathered"]) + seen["reduced"] * (ring + copies / shards) + outside
 
 
-def held(seen: Mapping[str, Any], mode: str, replicate: int) -> float:
+def bytes_held(seen: Mapping[str, Any], mode: str, replicate: int) -> float:
     """Bytes of weights, gradients and both moments on a process: W + 3 T, divided among its neighbours."""
     shards = 1 if mode == "none" else seen["processes"] // replicate
     return (seen["weights"] + 3 * seen["trained bytes"]) / shards
@@ -155,12 +155,12 @@ def page(rows: Sequence[Mapping[str, Any]], machine: str, command: str) -> str:
     names += ["most alive kB"]
     lines = ["# What sharding moves and holds", "", f"`{command}` on {machine}, over gloo, fp32.", ""]
     lines += ["| " + " | ".join(names) + " |", "| --- " * len(names) + "|"]
-    for one in rows:
-        cells = [one["network"], one["trained"], one["mode"], str(one["processes"])]
+    for row in rows:
+        cells = [row["network"], row["trained"], row["mode"], str(row["processes"])]
         for name in ("moved", "held"):
-            value, computed = one[name], one[f"{name} by formula"]
+            value, computed = row[name], row[f"{name} by formula"]
             cells += [f"{value / 1e3:.0f}", f"{computed / 1e3:.0f}", f"{value / computed:.3f}"]
-        lines.append("| " + " | ".join([*cells, f"{one['most'] / 1e3:.0f}"]) + " |")
+        lines.append("| " + " | ".join([*cells, f"{row['most'] / 1e3:.0f}"]) + " |")
     return "\n".join([*lines, "", *NOTES, ""])
 
 
@@ -194,7 +194,7 @@ class Counted(TorchDispatchMode):
             return NotImplemented  # what it is made of comes here by itself
         result = function(*args, **(kwargs or {}))
         if function.namespace in ("c10d", "_c10d_functional"):
-            self.moved[function.name()] += int(received(function.name().split("::")[1], args))
+            self.moved[function.name()] += int(bytes_received(function.name().split("::")[1], args))
         for tensor in tensors(result):
             self.keep(tensor)
         return result
@@ -216,12 +216,12 @@ class Counted(TorchDispatchMode):
         self.alive -= self.sizes.pop(key, 0)
 
     @contextmanager
-    def resized(self) -> Iterator[None]:
+    def count_resizes(self) -> Iterator[None]:
         """A ``with`` block in which storages are counted when they are emptied and filled, as FSDP does."""
-        own: Any = torch.UntypedStorage.resize_
+        original: Any = torch.UntypedStorage.resize_
 
         def resize(storage: Any, size: int) -> Any:
-            result = own(storage, size)
+            result = original(storage, size)
             if id(storage) in self.sizes:
                 self.alive += storage.nbytes() - self.sizes[id(storage)]
                 self.sizes[id(storage)] = storage.nbytes()
@@ -232,23 +232,23 @@ class Counted(TorchDispatchMode):
         try:
             yield
         finally:
-            torch.UntypedStorage.resize_ = own  # type: ignore[method-assign]
+            torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
 
 
 def tensors(value: Any) -> list[Tensor]:
     """The tensors of an argument or a result, within lists too."""
     if isinstance(value, Tensor):
         return [value]
-    return [one for part in value for one in tensors(part)] if isinstance(value, list | tuple) else []
+    return [tensor for part in value for tensor in tensors(part)] if isinstance(value, list | tuple) else []
 
 
-def received(name: str, args: Sequence[Any]) -> float:
+def bytes_received(name: str, args: Sequence[Any]) -> float:
     """Bytes that a collective operation brings to this process, where the processes form a ring."""
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import _resolve_process_group
 
-    first = sum(one.nbytes for one in tensors(args[0]))
-    second = sum(one.nbytes for one in tensors(args[1])) if len(args) > 1 else 0
+    first = sum(tensor.nbytes for tensor in tensors(args[0]))
+    second = sum(tensor.nbytes for tensor in tensors(args[1])) if len(args) > 1 else 0
     if name in ("_allgather_base_", "allgather_", "_reduce_scatter_base_"):
         return abs(first - second)
     if name == "all_gather_into_tensor":
@@ -281,7 +281,7 @@ def measure(case: Case) -> dict[str, Any]:
     size, accelerator = SIZES[case.network], Accelerator(cpu=True)
     owner, world = family(size.family), accelerator.num_processes
     config = settings(size, case.model, Sizes(toy=True, device="cpu", threads=case.threads))
-    prompts = [replace(one, id=f"{one.id}-{copy}") for copy in range(world) for one in prompts_of(size.family)]
+    prompts = [replace(prompt, id=f"{prompt.id}-{copy}") for copy in range(world) for prompt in prompts_of(size.family)]
     config = replace(
         config,
         steps=2,
@@ -296,17 +296,17 @@ def measure(case: Case) -> dict[str, Any]:
     torch.manual_seed(0)
     policy = owner.policy(config, "cpu", prompts)
     trainer = make_trainer(config, owner, lambda _: RunInputs(policy, Splits(prompts, [])), [sizes], accelerator)
-    own, counts, holds = list(policy.network.parameters()), Counter[str](), []
-    trained = [one for one in own if one.requires_grad]
+    parameters, counts, holds = list(policy.network.parameters()), Counter[str](), []
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
 
     def held_now() -> list[Tensor]:
         moments = [v for state in trainer.optimizer.state.values() for v in state.values() if v.ndim]
-        return [local(one.detach()) for one in [*own, *moments]]
+        return [local(tensor.detach()) for tensor in [*parameters, *moments]]
 
     def step(*_: Any) -> None:
         counts["updates"] += 1
-        gradients = [local(one.grad) for one in trained if one.grad is not None]
-        holds.append(sum(one.nbytes for one in [*held_now(), *gradients]))
+        gradients = [local(parameter.grad) for parameter in trained if parameter.grad is not None]
+        holds.append(sum(tensor.nbytes for tensor in [*held_now(), *gradients]))
 
     def call(*_: Any) -> None:
         counts["calls with gradient" if torch.is_grad_enabled() else "calls"] += 1
@@ -316,17 +316,17 @@ def measure(case: Case) -> dict[str, Any]:
         trainer.optimizer.register_step_pre_hook(step)
         policy.network.register_forward_pre_hook(call)
         sharding = sharding_of(policy.network)
-        inside = agreed(policy.network, sharding.calls, counts) if sharding and sharding.calls else set()
-        rest = [one for name, one in policy.network.named_parameters() if name not in inside]
+        inside = count_agreed(policy.network, sharding.calls, counts) if sharding and sharding.calls else set()
+        rest = [parameter for name, parameter in policy.network.named_parameters() if name not in inside]
         counted = Counted(held_now())
-        with counted, counted.resized(), phases(counts, sharding.units if sharding else (), bytes_of(rest)):
+        with counted, counted.count_resizes(), phases(counts, sharding.units if sharding else (), bytes_of(rest)):
             trainer.run_round(bar)
     return {
         "processes": world,
         "in step": owner.in_step,
-        "weights": sum(one.numel() * one.element_size() for one in own),
-        "trained bytes": 4 * sum(one.numel() for one in trained),
-        "trained outside": 4 * sum(one.numel() for one in rest if one.requires_grad),
+        "weights": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+        "trained bytes": 4 * sum(parameter.numel() for parameter in trained),
+        "trained outside": 4 * sum(parameter.numel() for parameter in rest if parameter.requires_grad),
         **{name: counts[name] for name in ("calls", "calls with gradient", "phases", "updates", "gathered", "reduced")},
         "moved": sum(counted.moved.values()),
         "operations": dict(counted.moved),
@@ -337,26 +337,30 @@ def measure(case: Case) -> dict[str, Any]:
 
 def bytes_of(parameters: Sequence[Tensor]) -> int:
     """Of whole weights."""
-    return sum(one.numel() * one.element_size() for one in parameters)
+    return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
 
 
-def agreed(network: Any, calls: Any, counts: Counter[str]) -> set[str]:
+def count_agreed(network: Any, calls: Any, counts: Counter[str]) -> set[str]:
     """Count the bytes that calls which processes agree on gather and reduce; names of the blocks' parameters. Gradients
     of all calls in a backward pass are reduced once."""
     learned: set[tuple[Any, int]] = set()
 
     def count(unit: Any, inputs: Sequence[Any], named: Mapping[str, Any]) -> None:
         if calls.active and not calls.backwards:
-            learns = torch.is_grad_enabled() and any(one.requires_grad for one in tensors([*inputs, *named.values()]))
+            learns = torch.is_grad_enabled() and any(
+                tensor.requires_grad for tensor in tensors([*inputs, *named.values()])
+            )
             counts["gathered"] += bytes_of(list(unit.parameters())) * (2 if learns else 1)
             if learns and (unit, calls.passes) not in learned:
                 learned.add((unit, calls.passes))
-                counts["reduced"] += 4 * sum(one.numel() for one in unit.parameters() if one.requires_grad)
+                counts["reduced"] += 4 * sum(
+                    parameter.numel() for parameter in unit.parameters() if parameter.requires_grad
+                )
 
     for unit in calls.place:
         unit.register_forward_pre_hook(count, with_kwargs=True)
     names = {unit: name for name, unit in network.named_modules() if unit in calls.place}
-    return {f"{name}.{own}" for unit, name in names.items() for own, _ in unit.named_parameters()}
+    return {f"{name}.{parameter}" for unit, name in names.items() for parameter, _ in unit.named_parameters()}
 
 
 @contextmanager
@@ -364,7 +368,7 @@ def phases(counts: Counter[str], units: Sequence[Any], rest: int) -> Iterator[No
     """Count how often a whole network is gathered, and the bytes outside of its blocks where only these are."""
     from torch.distributed.fsdp import FSDPModule
 
-    own: Any = FSDPModule.unshard
+    original: Any = FSDPModule.unshard
     opened: list[Any] = []
 
     def unshard(unit: Any, *given: Any, **named: Any) -> Any:
@@ -373,13 +377,13 @@ def phases(counts: Counter[str], units: Sequence[Any], rest: int) -> Iterator[No
         if unit is units[-1]:
             counts["gathered"] += rest * (units[0] not in opened)
             opened.clear()
-        return own(unit, *given, **named)
+        return original(unit, *given, **named)
 
     FSDPModule.unshard = unshard  # type: ignore[method-assign]
     try:
         yield
     finally:
-        FSDPModule.unshard = own  # type: ignore[method-assign]
+        FSDPModule.unshard = original  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -187,7 +187,7 @@ def compute(operation: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(x, SimTensor) and (x.dtype != x.held.dtype or x.shape != x.held.shape):
             raise NotImplementedError(f"the simulated device: {name} of a tensor whose contents were replaced unseen")
     if name in MOVES:
-        return moved(operation, name, target, args, kwargs)
+        return move(operation, name, target, args, kwargs)
     checked = places_of(name, args, tensors)
     sim = [x for x in checked if isinstance(x, SimTensor)]
     cpu = [x for x in checked if not isinstance(x, SimTensor)]
@@ -212,7 +212,7 @@ def compute(operation: Any, args: Any, kwargs: Any) -> Any:
     return tree_map(lambda x: by_held.get(id(x), wrap(x)), made)
 
 
-def moved(operation: Any, name: str, target: str, args: Any, kwargs: Any) -> Any:
+def move(operation: Any, name: str, target: str, args: Any, kwargs: Any) -> Any:
     """A copy within a device or between both."""
     if name.startswith("_copy_from"):
         unwrap(args[1]).copy_(unwrap(args[0]))
@@ -295,8 +295,8 @@ def install() -> None:
     whole = "copy_ _copy_from arange arange.start arange.start_step eye eye.m range range.step randperm"
     for name in (*whole.split(), "randperm.generator"):
         base, _, overload = name.partition(".")
-        found = getattr(getattr(torch.ops.aten, base), overload or "default")
-        aten.impl(name, lambda *a, found=found, **k: compute(found, a, k), "PrivateUse1")
+        factory = getattr(getattr(torch.ops.aten, base), overload or "default")
+        aten.impl(name, lambda *a, factory=factory, **k: compute(factory, a, k), "PrivateUse1")
     # So that parameters keep their identity and tied ones stay tied, as on a GPU.
     torch.__future__.set_swap_module_params_on_conversion(True)
     torch.backends.cuda.enable_flash_sdp(False)  # acts on the CPU too: equal kernels on both sides

@@ -93,7 +93,7 @@ def plane_trainer(method: str, lr: float, seed: int, split: str, args: Args, fol
 
     section = section_of(CURVES[method], args.prompts, lr)
     names = (f"{kind}/{section['algorithm']['preset']}" for kind in ("visual", "preset"))
-    twin = derive.derived(next((name for name in names if name in derive.SCALES), method), section)
+    twin = derive.derive_twin(next((name for name in names if name in derive.SCALES), method), section)
     parts = {
         "optim": twin.section["optim"] | {"lr": lr},
         "data": twin.section["data"] | {"prompts_per_step": args.prompts},
@@ -194,33 +194,33 @@ def curve(method: str, lr: float, seed: int, tuning: bool, args: Args, spend: Ca
     folder = Path(tempfile.mkdtemp())
     try:
         trainer = world.trainer(method, lr, seed, split, args, folder)
-        found: list[tuple[int, float, float]] = []
+        measured: list[tuple[int, float, float]] = []
         due = [budget * (number / points) ** 2 for number in range(1, points)]
 
         def measure(spent: float) -> None:
-            values = trainer.measure(f"point-{len(found)}", trainer.evaluation.prompts).values[world.reward]
-            found.append((trainer.step, spent, sum(values) / len(values)))
+            values = trainer.measure(f"point-{len(measured)}", trainer.evaluation.prompts).values[world.reward]
+            measured.append((trainer.step, spent, sum(values) / len(values)))
 
         # The untrained network is the same for every method.
         key = (args.world, seed, split, args.eval_prompts)
         if key in BEFORE:
-            found.append((0, 0.0, BEFORE[key]))
+            measured.append((0, 0.0, BEFORE[key]))
         else:
             measure(0.0)
-            BEFORE[key] = found[0][2]
+            BEFORE[key] = measured[0][2]
         spent = 0.0
         while spent < budget:
             start = spend()
             trainer.run_round()
             spent += spend() - start
-            reached = [one for one in due if one <= spent]
+            reached = [moment for moment in due if moment <= spent]
             if reached or spent >= budget:
                 measure(spent)
                 due = due[len(reached) :]
         lines = [json.loads(line) for line in (trainer.folder / "metrics.jsonl").read_text().splitlines()]
     finally:
         shutil.rmtree(folder)
-    return {"points": found, "evaluations": lines[-1]["rollout/evaluations"], "memory": lines[-1]["memory"]}
+    return {"points": measured, "evaluations": lines[-1]["rollout/evaluations"], "memory": lines[-1]["memory"]}
 
 
 def budgets(args: Args) -> tuple[float, float]:
@@ -248,21 +248,21 @@ def run(args: Args, machine: str, command: str) -> None:
     file = out / f"{world.file}.json"
     result: dict[str, Any] = {"command": command, "machine": machine, "settings": settings, "runs": []}
     if args.resume and file.is_file():
-        from benchmarks.algorithms import kept
+        from benchmarks.algorithms import earlier_runs
 
-        result["runs"] = kept(json.loads(file.read_text(encoding="utf-8")), settings, machine)
+        result["runs"] = earlier_runs(json.loads(file.read_text(encoding="utf-8")), settings, machine)
 
     def once(method: str, lr: float, seed: int, tuning: bool, spend: Callable[[], float]) -> None:
-        known = {(one["method"], one["lr"], one["seed"], one["tuning"]) for one in result["runs"]}
+        known = {(run["method"], run["lr"], run["seed"], run["tuning"]) for run in result["runs"]}
         if (method, lr, seed, tuning) in known:
             return
-        one: dict[str, Any] = {"method": method, "lr": lr, "seed": seed, "tuning": tuning}
+        record: dict[str, Any] = {"method": method, "lr": lr, "seed": seed, "tuning": tuning}
         try:
-            one |= curve(method, lr, seed, tuning, args, spend)
+            record |= curve(method, lr, seed, tuning, args, spend)
         except (ValueError, RuntimeError) as error:  # a method that diverges must not stop the others
-            one["problem"] = " ".join(str(error).split())[:300]
-        result["runs"].append(one)
-        print(line(one, world.unit), flush=True)
+            record["problem"] = " ".join(str(error).split())[:300]
+        result["runs"].append(record)
+        print(line(record, world.unit), flush=True)
         write_results(result, out)
 
     with world.meter() as spend:
@@ -283,9 +283,9 @@ def best_rate(method: str, runs: Sequence[Mapping[str, Any]], rates: Sequence[fl
         return rates[0]
     means: dict[float, float] = {}
     for lr in rates:
-        tuned = [one for one in runs if one["method"] == method and one["tuning"] and one["lr"] == lr]
-        if tuned and not any("problem" in one for one in tuned):
-            means[lr] = statistics.fmean(one["points"][-1][2] for one in tuned)
+        tuned = [run for run in runs if run["method"] == method and run["tuning"] and run["lr"] == lr]
+        if tuned and not any("problem" in run for run in tuned):
+            means[lr] = statistics.fmean(run["points"][-1][2] for run in tuned)
     return max(means, key=lambda lr: means[lr]) if means else None
 
 
@@ -331,19 +331,19 @@ def mean_curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[tuple[float,
     return [*zip(steps, grid, rewards, strict=True), (step, second, reward)]
 
 
-def finished(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+def learning_runs(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """The runs of each method that are no tuning."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for one in runs:
-        if not one["tuning"]:
-            found.setdefault(one["method"], []).append(one)
-    return found
+    by_method: dict[str, list[Mapping[str, Any]]] = {}
+    for run in runs:
+        if not run["tuning"]:
+            by_method.setdefault(run["method"], []).append(run)
+    return by_method
 
 
 def table(runs: Sequence[Mapping[str, Any]], unit: str) -> list[str]:
     """Markdown: final reward and, on the mean curve, the cost of the baseline's final reward; the best first."""
-    methods = finished(runs)
-    base = [one["points"] for one in methods.get(BASELINE, []) if "problem" not in one]
+    methods = learning_runs(runs)
+    base = [run["points"] for run in methods.get(BASELINE, []) if "problem" not in run]
     level = mean_curve(base)[-1][2] if base else None
     whole = mean_curve(base)[-1][1] if base else None
     head = "No run of Flow-GRPO, so there is no level to reach."
@@ -355,12 +355,12 @@ def table(runs: Sequence[Mapping[str, Any]], unit: str) -> list[str]:
     lines += ["| --- " * 11 + "|"]
     rows: list[tuple[float, str]] = []
     for method, several in methods.items():
-        ran = [one for one in several if "problem" not in one]
+        ran = [run for run in several if "problem" not in run]
         if not ran:
             rows.append((-1.0, f"| {method} | | 0 | | {several[0]['problem'].replace('|', '/')} | | | | | | |"))
             continue
-        finals = [one["points"][-1][2] for one in ran]
-        mean = mean_curve([one["points"] for one in ran])
+        finals = [run["points"][-1][2] for run in ran]
+        mean = mean_curve([run["points"] for run in ran])
         reached = None if level is None else time_to(mean, level)
         fraction = "" if reached is None or not whole else f"{reached / whole:.2f}"
         shown = "not reached" if reached is None else f"{reached:,.0f}"
@@ -411,8 +411,8 @@ def image(runs: Sequence[Mapping[str, Any]], world: World) -> bytes:
     from matplotlib import pyplot as plt
 
     figure, axis = plt.subplots(figsize=(9, 5.5), dpi=90)
-    for number, (method, several) in enumerate(finished(runs).items()):
-        curves = [one["points"] for one in several if "problem" not in one]
+    for number, (method, several) in enumerate(learning_runs(runs).items()):
+        curves = [run["points"] for run in several if "problem" not in run]
         style: dict[str, Any] = {"color": f"C{number % 10}", "ls": ("-", "--", ":")[number // 10 % 3]}
         for points in curves:
             axis.plot([p[1] for p in points], [p[2] for p in points], alpha=0.2, lw=0.7, **style)
@@ -421,7 +421,7 @@ def image(runs: Sequence[Mapping[str, Any]], world: World) -> bytes:
     axis.set_xlabel(f"{world.unit} of training")
     axis.set_ylabel(f"{world.reward}, held-out prompts")
     axis.spines[["top", "right"]].set_visible(False)
-    if finished(runs):
+    if learning_runs(runs):
         axis.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5))
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", bbox_inches="tight")

@@ -41,7 +41,7 @@ class Args:
     """Output folder."""
 
 
-def counted(config: Any, place: Path, prompts: Sequence[Any] = ()) -> dict[str, float]:
+def count_waits(config: Any, place: Path, prompts: Sequence[Any] = ()) -> dict[str, float]:
     """Waits of a run at toy size: ``decision`` of each token or denoising step, ``update`` of each further update of a
     round, ``part`` of each further micro-batch, ``round`` and ``evaluation`` of the rest of them, the first update of a
     round included; and of these the project's own (``own update``), which are not those of the network's library."""
@@ -57,13 +57,13 @@ def counted(config: Any, place: Path, prompts: Sequence[Any] = ()) -> dict[str, 
             inner.ends = inner.ends[:0]
         score = policy.score
 
-        def scored(*given: Any) -> Any:
+        def count_score(*given: Any) -> Any:
             parts[name] += 1
             return score(*given)
 
-        policy.score = scored
+        policy.score = count_score
 
-    def taken(name: str, steps: int, epochs: int, *, longer: int = 1, parts: int = 10**6, skip: bool = True) -> Any:
+    def waits_of(name: str, steps: int, epochs: int, *, longer: int = 1, parts: int = 10**6, skip: bool = True) -> Any:
         """All waits of a run, and the project's own."""
         sampling = {length: longer * getattr(config.sampling, length)} if length else {}
         changed = replace(
@@ -75,21 +75,23 @@ def counted(config: Any, place: Path, prompts: Sequence[Any] = ()) -> dict[str, 
         simulated.WAITS.clear()
         rounds(changed, place / name, steps, prompts, partial(watch, name))
         AcceleratorState._reset_state(True)
-        own = sum(count for (_, where), count in simulated.WAITS.items() if where.startswith(simulated.ROOMS))
-        return torch.tensor([simulated.WAITS.total(), own], dtype=torch.float64)
+        project = sum(count for (_, where), count in simulated.WAITS.items() if where.startswith(simulated.ROOMS))
+        return torch.tensor([simulated.WAITS.total(), project], dtype=torch.float64)
 
-    once, evaluated = taken("once", 1, 1), taken("evaluated", 1, 1, skip=False)
-    two, three, split = taken("two", 2, 2), taken("three", 3, 3), taken("split", 2, 2, parts=2)
-    drawn = (taken("longer", 1, 1, longer=2) - once) if length else torch.zeros(2)
+    once, evaluated = waits_of("once", 1, 1), waits_of("evaluated", 1, 1, skip=False)
+    two, three, split = waits_of("two", 2, 2), waits_of("three", 3, 3), waits_of("split", 2, 2, parts=2)
+    drawn = (waits_of("longer", 1, 1, longer=2) - once) if length else torch.zeros(2)
     update = three - two
     made = {
         "decision": drawn / (getattr(config.sampling, length) if length else 1),
         "update": update,
         "part": (split - two) / (parts["split"] - parts["two"]),
-        "round": taken("rounds", 2, 1) - once - drawn - update,
+        "round": waits_of("rounds", 2, 1) - once - drawn - update,
         "evaluation": (evaluated - once) / 2 - drawn,  # before and after
     }
-    return {f"{whose}{name}": float(one[row]) for name, one in made.items() for row, whose in enumerate(("", "own "))}
+    return {
+        f"{whose}{name}": float(waits[row]) for name, waits in made.items() for row, whose in enumerate(("", "own "))
+    }
 
 
 def run(args: Args, machine: str, command: str) -> None:
@@ -100,7 +102,7 @@ def run(args: Args, machine: str, command: str) -> None:
         with tempfile.TemporaryDirectory(prefix="bench-waits-") as place:
             path = checkpoint(SIZES[name], Path(place) / "model", toy=True)
             config = settings(SIZES[name], path, Sizes(toy=True, device=f"{simulated.NAME}:0"))
-            rows.append({"network": name, **counted(config, Path(place))})
+            rows.append({"network": name, **count_waits(config, Path(place))})
         print(json.dumps(rows[-1]), flush=True)
     out = Path(args.output)
     out.mkdir(parents=True, exist_ok=True)

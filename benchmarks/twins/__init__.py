@@ -77,7 +77,7 @@ def run(args: Args, machine: str, command: str) -> None:
     out = Path(args.output)
     out.mkdir(parents=True, exist_ok=True)
     result = read(out / "twins.json")
-    names = chosen(args, list(twins()))
+    names = choose(args, list(twins()))
     if args.faults:
         plant(result, args, out)
         return
@@ -85,20 +85,20 @@ def run(args: Args, machine: str, command: str) -> None:
     seeds = range(args.seeds)
     rounding = this_rounding()
     record: dict[str, Any] = result.setdefault(part, {"runs": []})
-    kept = [one for one in record["runs"] if keeps(one, args, names, rounding)]
+    kept = [entry for entry in record["runs"] if keeps(entry, args, names, rounding)]
     if args.resume and args.only and command not in (first := record.get("command", command)):
         command = f"{first}`, then `{command}"
     record |= {"command": command, "machine": machine, "commit": commit(), "runs": kept}
-    done = {(one["hash"], one["seed"]) for one in kept if one["rounding"] == rounding}
+    done = {(entry["hash"], entry["seed"]) for entry in kept if entry["rounding"] == rounding}
     # Recipes that are the same at this size are trained once; the first name stands for all.
     plan = {(twins()[name].hash, seed): name for seed in seeds for name in reversed(names)}
     waiting = [(name, seed) for (key, seed), name in plan.items() if (key, seed) not in done]
     waiting.sort(key=lambda one: (names.index(one[0]), one[1]))  # a twin's seeds together: a part is of use by itself
     print(f"{machine}, sums as of {rounding}\n{len(plan)} runs, {len(plan) - len(waiting)} of them kept\n", flush=True)
     for number, (name, seed) in enumerate(waiting, 1):
-        one = once(name, seed) | {"rounding": rounding}
-        kept.append(one)
-        print(f"{number}/{len(waiting)} {line(one)}", flush=True)
+        entry = once(name, seed) | {"rounding": rounding}
+        kept.append(entry)
+        print(f"{number}/{len(waiting)} {line(entry)}", flush=True)
         write_results(result, out)
     write_results(result, out)
     if args.calibrate:
@@ -115,16 +115,17 @@ def run(args: Args, machine: str, command: str) -> None:
 def plant(result: dict[str, Any], args: Args, out: Path) -> None:
     """Plant every fault while twins of a panel, or those in ``--only``, are trained."""
     from benchmarks.twins.derive import twins
-    from benchmarks.twins.faults import PANEL, planted
+    from benchmarks.twins.faults import PANEL, plant_faults
 
-    found = {name: band(twins()[name].hash, result) for name in PANEL}
-    bands = {name: one for name, one in found.items() if one is not None}
+    known = {name: band(twins()[name].hash, result) for name in PANEL}
+    bands = {name: limits for name, limits in known.items() if limits is not None}
     earlier = result.get("faults", {}).get("faults", []) if args.resume else []
-    kept = {one["fault"]: {k: v for k, v in one["gains"].items() if k in bands} for one in earlier}
+    kept = {fault["fault"]: {k: v for k, v in fault["gains"].items() if k in bands} for fault in earlier}
     result["faults"] = {"commit": commit(), "faults": []}
-    for one in planted(bands, once, args.only or list(bands), kept):
-        result["faults"]["faults"].append(one)
-        print(f"{one['fault']}: {len(one['caught'])} of {len(one['gains'])} twins are red: {', '.join(one['caught'])}")
+    for fault in plant_faults(bands, once, args.only or list(bands), kept):
+        result["faults"]["faults"].append(fault)
+        caught = fault["caught"]
+        print(f"{fault['fault']}: {len(caught)} of {len(fault['gains'])} twins are red: {', '.join(caught)}")
         write_results(result, out)
 
 
@@ -139,7 +140,7 @@ def keeps(one: Mapping[str, Any], args: Args, names: Sequence[str], rounding: st
     return args.resume or not made
 
 
-def chosen(args: Args, names: list[str]) -> list[str]:
+def choose(args: Args, names: list[str]) -> list[str]:
     """The names that the options choose; ValueError for an unknown one."""
     from mmgrpo.config.names import nearest
 
@@ -155,22 +156,22 @@ def chosen(args: Args, names: list[str]) -> list[str]:
 
 def once(name: str, seed: int) -> dict[str, Any]:
     """A run of a twin: gains per prompt, the curve and processor seconds, or the message of its failure."""
-    from benchmarks.twins.derive import trained, twins
+    from benchmarks.twins.derive import train_twin, twins
 
     twin, start = twins()[name], time.process_time()
-    one: dict[str, Any] = {"twin": name, "hash": twin.hash, "seed": seed}
+    record: dict[str, Any] = {"twin": name, "hash": twin.hash, "seed": seed}
     try:
         with tempfile.TemporaryDirectory() as folder, quiet():
-            made = trained(twin, seed, Path(folder))
+            made = train_twin(twin, seed, Path(folder))
     except Exception as error:  # a twin that fails must not stop the others
-        return {**one, "problem": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+        return {**record, "problem": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
     gain = mean(made["after"]) - mean(made["before"])
-    one |= {"before": round(mean(made["before"]), 5), "gain": round(gain, 5)}
+    record |= {"before": round(mean(made["before"]), 5), "gain": round(gain, 5)}
     if gain != gain:
-        one = {**one, "problem": "its held-out rewards are no numbers", "before": None, "gain": None}
+        record = {**record, "problem": "its held-out rewards are no numbers", "before": None, "gain": None}
     return {
-        **one,
-        "curve": [round(value, 3) for value in thinned(made["curve"])],
+        **record,
+        "curve": [round(value, 3) for value in thin(made["curve"])],
         "seconds": round(time.process_time() - start, 2),
     }
 
@@ -191,7 +192,7 @@ def mean(values: Iterable[float]) -> float:
     return statistics.fmean(values)
 
 
-def thinned(curve: Sequence[float]) -> list[float]:
+def thin(curve: Sequence[float]) -> list[float]:
     """Means of at most ``POINTS`` parts of a curve."""
     count = min(POINTS, len(curve))
     edges = [number * len(curve) // count for number in range(count + 1)]
@@ -222,7 +223,7 @@ def band(key: str, result: Mapping[str, Any]) -> tuple[float, float] | None:
     """The least gain, the mean of calibrated gains minus three standard deviations and at least 0, and the largest,
     ``ABOVE`` of them above the mean; None without two of them."""
     runs = result.get("calibration", {}).get("runs", [])
-    gains = [one["gain"] for one in runs if one["hash"] == key and one.get("gain") is not None]
+    gains = [run["gain"] for run in runs if run["hash"] == key and run.get("gain") is not None]
     if len(gains) < 2:
         return None
     middle, deviation = mean(gains), statistics.stdev(gains)
@@ -231,21 +232,21 @@ def band(key: str, result: Mapping[str, Any]) -> tuple[float, float] | None:
 
 def threshold(key: str, result: Mapping[str, Any]) -> float | None:
     """The least gain of the ``band``; None without one."""
-    found = band(key, result)
-    return None if found is None else found[0]
+    limits = band(key, result)
+    return None if limits is None else limits[0]
 
 
 def state(key: str, result: Mapping[str, Any]) -> tuple[str, str]:
     """The state of the twin with this hash, and why where it cannot be compared."""
-    runs = [one for one in result.get("runs", {}).get("runs", []) if one["hash"] == key]
+    runs = [run for run in result.get("runs", {}).get("runs", []) if run["hash"] == key]
     allowed = band(key, result)
     if not runs:
         return "not run", ""
-    if failed := [one["problem"] for one in runs if "problem" in one]:
+    if failed := [run["problem"] for run in runs if "problem" in run]:
         return "cannot be compared", failed[0]
     if allowed is None:
         return "cannot be compared", "no calibration has these settings"
-    (least, most), gain = allowed, mean(one["gain"] for one in runs)
+    (least, most), gain = allowed, mean(run["gain"] for run in runs)
     if gain > most:
         return "cannot be compared", f"a gain of {gain:.3f} is above {most:.3f}, which the calibration allows"
     return ("learns" if gain > 0 and gain >= least else "does not learn"), ""
@@ -294,8 +295,8 @@ def report(result: Mapping[str, Any]) -> str:
         record = result.get(part, {})
         runs = record.get("runs", [])
         if runs:
-            seconds = sum(one.get("seconds", 0.0) for one in runs)
-            roundings = ", ".join(sorted({one["rounding"] for one in runs}))
+            seconds = sum(run.get("seconds", 0.0) for run in runs)
+            roundings = ", ".join(sorted({run["rounding"] for run in runs}))
             lines += [
                 "",
                 f"{name}: `{record['command']}` on {record['machine']}, commit {record['commit'] or 'unknown'}: ",
@@ -321,17 +322,17 @@ def report(result: Mapping[str, Any]) -> str:
 def row(name: str, world: str, key: str, result: Mapping[str, Any]) -> str:
     """A twin's row of the table."""
     calibrated = [
-        one for one in result.get("calibration", {}).get("runs", []) if one["hash"] == key and "problem" not in one
+        run for run in result.get("calibration", {}).get("runs", []) if run["hash"] == key and "problem" not in run
     ]
-    made = [one for one in result.get("runs", {}).get("runs", []) if one["hash"] == key and "problem" not in one]
-    gains = [one["gain"] for one in calibrated]
+    made = [run for run in result.get("runs", {}).get("runs", []) if run["hash"] == key and "problem" not in run]
+    gains = [run["gain"] for run in calibrated]
     band = f"{mean(gains):+.3f} ± {statistics.stdev(gains):.3f} ({len(gains)})" if len(gains) > 1 else ""
     least = threshold(key, result)
     word, why = state(key, result)
     shown = made or calibrated
-    curve = bars([mean(column) for column in zip(*(one["curve"] for one in shown), strict=False)]) if shown else ""
-    seconds = f"{mean(one['seconds'] for one in shown):.1f}" if shown else ""
-    each = ", ".join(f"{one['gain']:+.3f}" for one in made)
+    curve = bars([mean(column) for column in zip(*(run["curve"] for run in shown), strict=False)]) if shown else ""
+    seconds = f"{mean(run['seconds'] for run in shown):.1f}" if shown else ""
+    each = ", ".join(f"{run['gain']:+.3f}" for run in made)
     why = f": {why}".replace("|", "/") if why else ""
     shown_least = "" if least is None else f"{least:.3f}"
     return f"| {name} | {world} | `{key}` | {band} | {shown_least} | {each} | {word}{why} | {curve} | {seconds} |"

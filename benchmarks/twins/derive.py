@@ -148,7 +148,7 @@ def twins() -> dict[str, Twin]:
         section = load_yaml(path)
         if name not in NO_TWIN:
             used.add(section["algorithm"]["preset"])
-            made[name] = derived(name, section)
+            made[name] = derive_twin(name, section)
     for preset, entry in CATALOGUE.items():
         if entry.policies in BASES and preset not in used and preset not in NEEDS:
             section = load_yaml(recipe(BASES[entry.policies]))
@@ -156,9 +156,9 @@ def twins() -> dict[str, Twin]:
             section["sampling"] |= OF_PRESETS.get(preset, {})
             if entry.policies == "gaussian" and reads_steps(preset):
                 section["sampling"]["completion_steps"] = section["sampling"]["steps"]
-            made[f"preset/{preset}"] = derived(f"preset/{preset}", section)
+            made[f"preset/{preset}"] = derive_twin(f"preset/{preset}", section)
     section = load_yaml(recipe("visual/flow_grpo_fast"))
-    made["several_epochs"] = derived(
+    made["several_epochs"] = derive_twin(
         "several_epochs", {**section, **{part: section[part] | dict(values) for part, values in CLIPPED.items()}}
     )
     return made
@@ -171,7 +171,7 @@ def reads_steps(preset: str) -> bool:
     return "step_rewards" in AdvantageRecipe.of(build(Algorithm, {"preset": preset}, preset)).fields
 
 
-def derived(name: str, section: Mapping[str, Any]) -> Twin:
+def derive_twin(name: str, section: Mapping[str, Any]) -> Twin:
     """The twin of a recipe's settings: blocks, sampling, groups and optimizer stay, sizes are those of a world."""
     kind = section["model"]["family"]
     fields = {field.name for field in dataclasses.fields(family(kind).sections.sampling)}
@@ -193,7 +193,7 @@ def derived(name: str, section: Mapping[str, Any]) -> Twin:
         for key in ("steps", "evaluation_steps"):
             sampling[key] = min(sampling[key], MOST_STEPS)
         algorithm |= SCALES.get(name, {})
-        rewards = ["near", "close"][: len([one for one in section["rewards"] if "weight=0)" not in str(one)])]
+        rewards = ["near", "close"][: len([reward for reward in section["rewards"] if "weight=0)" not in str(reward)])]
     elif world == "words":
         # A longest answer is two words and the end; media and their caches are gone.
         sampling = {key: value for key, value in sampling.items() if key in ("temperature", "search", "truncated")}
@@ -245,13 +245,13 @@ def plane_policy(twin: Twin, config: Config) -> Policy:
 
     owner, sampling, options = family(twin.family), config.sampling, config.model
     scale = "true_cfg_scale" if "true_cfg_scale" in vars(options) else "guidance"
-    own = float(vars(options).get(scale, 1.0))
+    usual = float(vars(options).get(scale, 1.0))
     prediction = "epsilon" if sampling.kernel.startswith(("ddim", "consistency")) else "flow"
     prediction = "drawn" if vars(options).get("head") == "drawn" else prediction
     frames = FRAMES if "frames" in vars(options) else 1
-    model = Plane(prediction, frames, sampling.grid, own)
+    model = Plane(prediction, frames, sampling.grid, usual)
     drawing, evaluation, reference = (
-        None if (other := float(vars(sampling).get(f"{use}_guidance", 0.0)) or own) == own else model.variant(other)
+        None if (other := float(vars(sampling).get(f"{use}_guidance", 0.0)) or usual) == usual else model.variant(other)
         for use in ("rollout", "evaluation", "reference")
     )
     policy = policy_over(
@@ -294,7 +294,7 @@ def trainer_of(twin: Twin, seed: int, folder: Path, given: Mapping[str, Any]) ->
     )
 
 
-def trained(twin: Twin, seed: int, folder: Path) -> dict[str, Any]:
+def train_twin(twin: Twin, seed: int, folder: Path) -> dict[str, Any]:
     """Train once: held-out rewards prompt by prompt before and after, and the mean reward of every round."""
     trainer = trainer_of(twin, seed, folder, prompts_of(twin))
     trainer.fit()

@@ -148,7 +148,7 @@ FAULTS: Mapping[str, Callable[[], Any]] = {
 }
 
 
-def planted(
+def plant_faults(
     bands: Mapping[str, tuple[float, float]],
     once: Callable[[str, int], Mapping[str, Any]],
     names: Sequence[str],
@@ -161,7 +161,7 @@ def planted(
         for twin in names:
             with fault():
                 gains[twin] = once(twin, 0).get("gain")
-        caught = [one for one, gain in gains.items() if gain is None or gain <= 0 or not _inside(gain, bands[one])]
+        caught = [twin for twin, gain in gains.items() if gain is None or gain <= 0 or not _inside(gain, bands[twin])]
         yield {"caught": caught, "fault": name, "gains": gains}
 
 
@@ -178,9 +178,10 @@ def table(record: Mapping[str, Any]) -> list[str]:
         "panel.",
     ]
     lines += ["", "| fault | red | of | red twins (gain under the fault) |", "| --- " * 4 + "|"]
-    for one in record["faults"]:
+    for fault in record["faults"]:
         shown = [
-            f"{twin} ({'failed' if (gain := one['gains'][twin]) is None else f'{gain:+.3f}'})" for twin in one["caught"]
+            f"{twin} ({'failed' if (gain := fault['gains'][twin]) is None else f'{gain:+.3f}'})"
+            for twin in fault["caught"]
         ]
-        lines.append(f"| {one['fault']} | {len(one['caught'])} | {len(one['gains'])} | {', '.join(shown)} |")
+        lines.append(f"| {fault['fault']} | {len(fault['caught'])} | {len(fault['gains'])} | {', '.join(shown)} |")
     return lines

@@ -54,7 +54,7 @@ def sayings(held_out: bool) -> list[Prompt]:
     """Prompts of two words; every third pair is held out."""
     pairs = [(first, second) for first in WORDS for second in WORDS]
     chosen = [pair for number, pair in enumerate(pairs) if (number % 3 == 0) == held_out]
-    return [Prompt(f"say {one} {two}", f"{one}{two}", answer=f"{one} {two}") for one, two in chosen]
+    return [Prompt(f"say {first} {second}", f"{first}{second}", answer=f"{first} {second}") for first, second in chosen]
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def near(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """3/4 exp(-2 d^2) with the mean square distance d^2 of the frames from the point at the angle, and by prompt up to
     1/4 more."""
     wanted = torch.tensor([[math.cos(p.answer), math.sin(p.answer)] for p in prompts])
-    gap = torch.stack([one.pixels for one in outputs])[..., 0] - wanted[..., None]  # type: ignore[union-attr]
+    gap = torch.stack([output.pixels for output in outputs])[..., 0] - wanted[..., None]  # type: ignore[union-attr]
     gift = torch.tensor([(1 + math.sin(3 * p.answer)) / 8 for p in prompts])
     return (0.75 * (-2 * gap.square().sum(1).mean(1)).exp() + gift).tolist()
 
@@ -188,7 +188,7 @@ def near(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
 def close(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """A second, graded reward: 1 minus half the mean distance of the frames from the point at the angle."""
     wanted = torch.tensor([[math.cos(p.answer), math.sin(p.answer)] for p in prompts])
-    gap = torch.stack([one.pixels for one in outputs])[..., 0] - wanted[..., None]  # type: ignore[union-attr]
+    gap = torch.stack([output.pixels for output in outputs])[..., 0] - wanted[..., None]  # type: ignore[union-attr]
     return (1 - gap.square().sum(1).sqrt().mean(1) / 2).tolist()
 
 
@@ -236,7 +236,7 @@ def said(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     for prompt, output in zip(prompts, outputs, strict=True):
         assert isinstance(output, Text)
         heard, wanted = output.text.split(), prompt.answer.split()
-        right = sum(one == other for one, other in zip(heard, wanted, strict=False))
+        right = sum(word == other for word, other in zip(heard, wanted, strict=False))
         scores.append(right / max(len(heard), len(wanted)))
     return scores
 

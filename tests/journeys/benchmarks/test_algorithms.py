@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks import algorithms
-from benchmarks.algorithms import PRESETS, TASKS, Args, cells, fits, kept, report, table
+from benchmarks.algorithms import PRESETS, TASKS, Args, cells, earlier_runs, fits, report, table
 from mmgrpo.config.presets import CATALOGUE
 
 
@@ -44,10 +44,10 @@ def test_gains_are_paired_by_prompt_and_averaged_over_seeds():
 
 def test_runs_of_other_settings_are_not_mixed_with_these():
     earlier = {"machine": "m", "settings": {"threads": 1}, "runs": [1]}
-    assert kept(earlier, {"threads": 1}, "m") == [1]
+    assert earlier_runs(earlier, {"threads": 1}, "m") == [1]
     for settings, machine, name in (({"threads": 2}, "m", "threads"), ({"threads": 1}, "n", "machine")):
         with pytest.raises(ValueError, match=f"--resume.*{name}"):
-            kept(earlier, settings, machine)
+            earlier_runs(earlier, settings, machine)
 
 
 @pytest.mark.nightly

@@ -26,27 +26,27 @@ AGREED = {**BLOCKS, "in step": False, "phases": 1, "gathered": 240, "reduced": 3
 )
 def test_what_is_moved(seen, processes, mode, replicate, expected):
     seen = {**seen, "processes": processes}
-    assert scale.moved(seen, mode, replicate) == expected
+    assert scale.bytes_moved(seen, mode, replicate) == expected
     shards = 1 if mode == "none" else processes // replicate
-    assert scale.held(seen, mode, replicate) == (100 + 3 * 40) / shards
+    assert scale.bytes_held(seen, mode, replicate) == (100 + 3 * 40) / shards
 
 
 def test_a_collective_operation_brings_what_the_others_have():
     small, large = torch.zeros(2), torch.zeros(8)
-    assert scale.received("_allgather_base_", [large, small, None]) == 24
-    assert scale.received("allgather_", [[[small, small]], [small], None]) == 8
-    assert scale.received("_reduce_scatter_base_", [small, large]) == 24
-    assert scale.received("all_gather_into_tensor", [small, 4, "group"]) == 24
-    assert scale.received("reduce_scatter_tensor", [large, "sum", 4, "group"]) == 24
+    assert scale.bytes_received("_allgather_base_", [large, small, None]) == 24
+    assert scale.bytes_received("allgather_", [[[small, small]], [small], None]) == 8
+    assert scale.bytes_received("_reduce_scatter_base_", [small, large]) == 24
+    assert scale.bytes_received("all_gather_into_tensor", [small, 4, "group"]) == 24
+    assert scale.bytes_received("reduce_scatter_tensor", [large, "sum", 4, "group"]) == 24
     with pytest.raises(RuntimeError, match="alltoall_"):
-        scale.received("alltoall_", [small])
+        scale.bytes_received("alltoall_", [small])
 
 
 def test_what_is_alive_at_the_peak():
     """Two vectors of 1,000 numbers next to the held one, of which one is gone before the third; one is emptied."""
     held = torch.zeros(1000)
     counted = scale.Counted([held])
-    with counted, counted.resized():
+    with counted, counted.count_resizes():
         first = held + 1
         second = first + 1
         del first

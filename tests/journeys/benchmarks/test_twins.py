@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import twins as bench
-from benchmarks.twins import Args, chosen, commit, once, report, state, threshold
+from benchmarks.twins import Args, choose, commit, once, report, state, threshold
 from benchmarks.twins.derive import BASES, NEEDS, NO_TWIN, SCALES, Twin, twins
-from benchmarks.twins.faults import FAULTS, PANEL, planted
+from benchmarks.twins.faults import FAULTS, PANEL, plant_faults
 from mmgrpo.config.plugins import recipe, recipes
 from mmgrpo.config.presets import CATALOGUE
 from mmgrpo.config.reading import build, load_yaml
@@ -126,7 +126,9 @@ def test_a_fault_turns_a_twin_red_and_leaves_nothing_behind():
 @pytest.mark.parametrize(("gain", "caught"), [(0.2, True), (0.3, False), (0.5, True), (None, True)])
 def test_a_twin_is_red_where_its_gain_leaves_its_band_and_kept_gains_stay(gain, caught):
     made = list(
-        planted({"t": (0.25, 0.4), "u": (0.0, 1.0)}, lambda *_: {"gain": gain}, ["t"], {"groups mixed": {"u": 0.1}})
+        plant_faults(
+            {"t": (0.25, 0.4), "u": (0.0, 1.0)}, lambda *_: {"gain": gain}, ["t"], {"groups mixed": {"u": 0.1}}
+        )
     )
     assert [one["fault"] for one in made] == list(FAULTS) and all(("t" in one["caught"]) == caught for one in made)
     assert [one["gains"] for one in made if "u" in one["gains"]] == [{"u": 0.1, "t": gain}]
@@ -159,6 +161,6 @@ def test_the_twins_that_the_commit_chooses_learn():
         for name, twin in twins().items()
         if state(twin.hash, result)[0] == "learns"
     }
-    for name in chosen(Args(few=3, key=commit()), list(stored)):
+    for name in choose(Args(few=3, key=commit()), list(stored)):
         one = once(name, 0)
         assert one["gain"] >= stored[name] / 2 > 0, one

@@ -60,8 +60,8 @@ def run(name: str, folder: str, where: str, place: Path) -> list[dict[str, Any]]
 
 
 def waits(name: str, folder: str, settings: list[str], place: Path) -> dict[str, float]:
-    """``benchmarks.waits.counted`` of a family's tiny model under settings, e.g. sampling.policy=matching."""
-    from benchmarks.waits import counted
+    """``benchmarks.waits.count_waits`` of a family's tiny model under settings, e.g. sampling.policy=matching."""
+    from benchmarks.waits import count_waits
     from tests.libraries.families.examples import EXAMPLES
     from tests.libraries.families.test_battery import config_of
 
@@ -69,7 +69,7 @@ def waits(name: str, folder: str, settings: list[str], place: Path) -> dict[str,
     for setting in settings:
         (section, key), value = setting.split("=")[0].split("."), setting.split("=")[1]
         config = replace(config, **{section: replace(getattr(config, section), **{key: value})})
-    return counted(config, place, EXAMPLES[name].prompts)
+    return count_waits(config, place, EXAMPLES[name].prompts)
 
 
 def mixed() -> list[str]:
