@@ -183,4 +183,8 @@ def test_the_page_of_a_project_has_its_columns_and_settings():
     assert "| `loss_type: cispo` | `cispo" in text and "`num_generations`" in text
     assert [*page.TABLES] == [f"migration from {name}" for name in PROJECTS]
 
-    assert page.ours("a.b, c") == "`a.b`, `c`" and page.shown(None) == "" and page.shown([1]) == "`[1]`"
+    assert (
+        page.ours("a.b, c") == "`a.b`, `c`"
+        and page.code_of_default(None) == ""
+        and page.code_of_default([1]) == "`[1]`"
+    )

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.twins.derive import Twin, derived, trained
+from benchmarks.twins.derive import Twin, derive_twin, train_twin
 from mmgrpo.config.plugins import recipe
 from mmgrpo.config.presets import CATALOGUE
 from mmgrpo.config.reading import load_yaml
@@ -102,7 +102,7 @@ def twin_of(name: str, preset: str) -> Twin:
     section = load_yaml(recipe(kind.recipe))
     section["algorithm"] = {"preset": preset}
     section["sampling"] = {**section.get("sampling", {}), **kind.sampling}
-    made = derived(f"{name}/{preset}", section)
+    made = derive_twin(f"{name}/{preset}", section)
     steps = kind.rounds * made.section["optim"].get("updates", 1) or made.section["steps"]
     steps *= 2 if preset == "xpo" else 1  # half of its rows are the reference's
     changed = {"steps": steps, "optim": {**made.section["optim"], **kind.optim}}
@@ -117,5 +117,5 @@ def twin_of(name: str, preset: str) -> Twin:
 def test_a_policy_learns_under_a_preset(kind, preset, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = trained(twin_of(kind, preset), 0, tmp_path)
+        made = train_twin(twin_of(kind, preset), 0, tmp_path)
     assert fmean(made["after"]) - fmean(made["before"]) > KINDS[kind].least

@@ -102,7 +102,7 @@ def test_texts_of_all_blocks_are_read():
 def test_calls_that_speak_name_text_and_animation():
     call = [2, 4097, 2, 9, 11, 3, 4 * 37]
     words = [0, 48, *call, 2, 4098, 2, 9, 11, 3, 4 * 39, 2, 4099, 2, 9, 11, 2, 4 * 37, 2, *call[:-1]]
-    assert list(script.spoken(struct.pack(f"<{len(words)}H", *words))) == [(4097, 9)]
+    assert list(script.texts_of_calls(struct.pack(f"<{len(words)}H", *words))) == [(4097, 9)]
 
 
 @pytest.mark.parametrize(
