@@ -184,13 +184,13 @@ def train_once(
     return {**record, "seconds": time.process_time() - start}
 
 
-def line(one: Mapping[str, Any]) -> str:
+def line(record: Mapping[str, Any]) -> str:
     """A run in a line."""
-    head = f"{one['task']:9} {one['preset']:22} seed {one['seed']}: "
-    if "problem" in one:
-        return head + one["problem"]
-    before, after = (sum(one[when]) / len(one[when]) for when in ("before", "after"))
-    return head + f"{before:.3f} -> {after:.3f} in {one['seconds']:.0f} s"
+    head = f"{record['task']:9} {record['preset']:22} seed {record['seed']}: "
+    if "problem" in record:
+        return head + record["problem"]
+    before, after = (sum(record[when]) / len(record[when]) for when in ("before", "after"))
+    return head + f"{before:.3f} -> {after:.3f} in {record['seconds']:.0f} s"
 
 
 def table(runs: Sequence[Mapping[str, Any]], task: str) -> list[dict[str, Any]]:
@@ -271,8 +271,8 @@ def cells(row: Mapping[str, Any]) -> str:
     if "problem" in row:
         return f"| `{row['preset']}` | | | | {row['problem'].replace('|', '/')} | | |"
 
-    def interval(one: Mapping[str, Any] | None) -> str:
-        return f"{one['mean']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]" if one else ""
+    def interval(estimate: Mapping[str, Any] | None) -> str:
+        return f"{estimate['mean']:+.3f} [{estimate['low']:+.3f}, {estimate['high']:+.3f}]" if estimate else ""
 
     low, high = row["range"]
     failed = f" ({row['failed']} failed)" if row["failed"] else ""

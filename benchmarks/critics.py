@@ -141,13 +141,12 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def line(one: Mapping[str, Any]) -> str:
+def line(record: Mapping[str, Any]) -> str:
     """A run in a line."""
-    drawn = f"{one['samples']} samples and {one['further']} further completions"
-    return (
-        f"{one['method']:8} {one['split']:8} rate {one['rate']:g} seed {one['seed']}: {mean(one['before']):.3f} -> "
-        f"{mean(one['after']):.3f} with {drawn} in {one['seconds']:.0f} s"
-    )
+    head = f"{record['method']:8} {record['split']:8} rate {record['rate']:g} seed {record['seed']}: "
+    drawn = f"{record['samples']} samples and {record['further']} further completions"
+    change = f"{mean(record['before']):.3f} -> {mean(record['after']):.3f}"
+    return f"{head}{change} with {drawn} in {record['seconds']:.0f} s"
 
 
 def table(runs: Sequence[Mapping[str, Any]], baseline: str = "GRPO") -> list[dict[str, Any]]:
@@ -178,8 +177,8 @@ def report(result: Mapping[str, Any]) -> str:
     """Markdown: what was run, the rates that were tried, and the table."""
     settings, tried = result["settings"], [run for run in result["runs"] if run["split"] == "tune"]
 
-    def interval(one: Mapping[str, Any] | None) -> str:
-        return f"{one['mean']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]" if one else ""
+    def interval(estimate: Mapping[str, Any] | None) -> str:
+        return f"{estimate['mean']:+.3f} [{estimate['low']:+.3f}, {estimate['high']:+.3f}]" if estimate else ""
 
     text = [
         "# Critics and groups at equal numbers of completions",

@@ -196,15 +196,15 @@ def train_once(arm: str, seed: int, args: Args, folder: Path) -> dict[str, Any]:
     return row
 
 
-def line(one: Mapping[str, Any]) -> str:
+def line(record: Mapping[str, Any]) -> str:
     """A run in a line."""
-    said = [f"{one['arm']:9} seed {one['seed']}:"]
+    said = [f"{record['arm']:9} seed {record['seed']}:"]
     for name in ("answers", "judgements"):
-        before, after = (sum(one[f"{name} {when}"]) / len(one[f"{name} {when}"]) for when in ("before", "after"))
+        before, after = (sum(record[f"{name} {when}"]) / len(record[f"{name} {when}"]) for when in ("before", "after"))
         said.append(f"{name} {before:.3f} -> {after:.3f}")
-    if "agreement" in one:
-        said.append("agreement {:.3f} -> {:.3f}".format(*one["agreement"]))
-    return ", ".join(said) + f" in {one['seconds']:.0f} s"
+    if "agreement" in record:
+        said.append("agreement {:.3f} -> {:.3f}".format(*record["agreement"]))
+    return ", ".join(said) + f" in {record['seconds']:.0f} s"
 
 
 def page(runs: Sequence[Mapping[str, Any]], machine: str, command: str) -> list[str]:

@@ -289,12 +289,13 @@ def best_rate(method: str, runs: Sequence[Mapping[str, Any]], rates: Sequence[fl
     return max(means, key=lambda lr: means[lr]) if means else None
 
 
-def line(one: Mapping[str, Any], unit: str) -> str:
+def line(record: Mapping[str, Any], unit: str) -> str:
     """A run in a line."""
-    head = f"{'tune' if one['tuning'] else 'seed ' + str(one['seed']):7} {one['method']:26} lr {one['lr']:g}: "
-    if "problem" in one:
-        return head + one["problem"]
-    (_, _, first), (step, spent, last) = one["points"][0], one["points"][-1]
+    kind = "tune" if record["tuning"] else f"seed {record['seed']}"
+    head = f"{kind:7} {record['method']:26} lr {record['lr']:g}: "
+    if "problem" in record:
+        return head + record["problem"]
+    (_, _, first), (step, spent, last) = record["points"][0], record["points"][-1]
     return head + f"{first:.3f} -> {last:.3f} in {step} steps, {spent:,.0f} {unit}"
 
 

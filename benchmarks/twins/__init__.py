@@ -93,7 +93,9 @@ def run(args: Args, machine: str, command: str) -> None:
     # Recipes that are the same at this size are trained once; the first name stands for all.
     plan = {(twins()[name].hash, seed): name for seed in seeds for name in reversed(names)}
     waiting = [(name, seed) for (key, seed), name in plan.items() if (key, seed) not in done]
-    waiting.sort(key=lambda one: (names.index(one[0]), one[1]))  # a twin's seeds together: a part is of use by itself
+    waiting.sort(
+        key=lambda case: (names.index(case[0]), case[1])
+    )  # a twin's seeds together: a part is of use by itself
     print(f"{machine}, sums as of {rounding}\n{len(plan)} runs, {len(plan) - len(waiting)} of them kept\n", flush=True)
     for number, (name, seed) in enumerate(waiting, 1):
         entry = once(name, seed) | {"rounding": rounding}
@@ -129,14 +131,14 @@ def plant(result: dict[str, Any], args: Args, out: Path) -> None:
         write_results(result, out)
 
 
-def keeps(one: Mapping[str, Any], args: Args, names: Sequence[str], rounding: str) -> bool:
+def keeps(entry: Mapping[str, Any], args: Args, names: Sequence[str], rounding: str) -> bool:
     """Whether a run of the results stays: always with --resume, else where it is none of those that are made now."""
     from benchmarks.twins.derive import twins
 
     current = {twin.hash for twin in twins().values()}
-    if one["hash"] not in current:
+    if entry["hash"] not in current:
         return False
-    made = one["hash"] in {twins()[name].hash for name in names} and one["rounding"] == rounding
+    made = entry["hash"] in {twins()[name].hash for name in names} and entry["rounding"] == rounding
     return args.resume or not made
 
 
@@ -252,12 +254,12 @@ def state(key: str, result: Mapping[str, Any]) -> tuple[str, str]:
     return ("learns" if gain > 0 and gain >= least else "does not learn"), ""
 
 
-def line(one: Mapping[str, Any]) -> str:
+def line(entry: Mapping[str, Any]) -> str:
     """A run in a line."""
-    head = f"{one['twin']:32} seed {one['seed']}: "
-    if "problem" in one:
-        return head + one["problem"]
-    return head + f"{one['before']:.3f} {one['gain']:+.3f} in {one['seconds']:.1f} s  {bars(one['curve'])}"
+    head = f"{entry['twin']:32} seed {entry['seed']}: "
+    if "problem" in entry:
+        return head + entry["problem"]
+    return head + f"{entry['before']:.3f} {entry['gain']:+.3f} in {entry['seconds']:.1f} s  {bars(entry['curve'])}"
 
 
 def bars(curve: Sequence[float]) -> str:

@@ -42,17 +42,17 @@ LOSSES_TEXT = """The other settings are at TRL's defaults. Each pair computes th
 same numbers, which `tests/unit/objectives/test_trl_losses.py` shows with TRL's own code."""
 
 
-def section(one: Table) -> str:
+def section(project: Table) -> str:
     """The tables of one project."""
-    mapped = [row for row in one.rows.values() if row.to]
+    mapped = [row for row in project.rows.values() if row.to]
     groups: dict[str, list[Row]] = {}
-    for row in one.rows.values():
+    for row in project.rows.values():
         if not row.to:
             groups.setdefault(row.note, []).append(row)
     parts = [
         "## Data columns",
-        f"Columns and settings are those of {one.source}.",
-        grid(("theirs", "ours", "read as it is?"), [(c["theirs"], c["ours"], c["note"]) for c in one.columns]),
+        f"Columns and settings are those of {project.source}.",
+        grid(("theirs", "ours", "read as it is?"), [(c["theirs"], c["ours"], c["note"]) for c in project.columns]),
         "## Settings {data-search-exclude}",
         grid(
             ("theirs", "their default", "ours", "what differs"),

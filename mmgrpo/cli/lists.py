@@ -71,7 +71,7 @@ def show(
     first = {title: place for place, title in enumerate(MODALITIES.values())}
     print(
         "\n".join(
-            sections({title: parts[title] for title in sorted(parts, key=lambda one: first.get(one, len(first)))})
+            sections({title: parts[title] for title in sorted(parts, key=lambda title: first.get(title, len(first)))})
         )
     )
 

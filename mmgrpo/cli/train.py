@@ -136,17 +136,17 @@ def train_stages(arguments: Sequence[str], about: str, default: str) -> None:
 
     refuse_launcher(os.environ)
     planned = stages.plan(
-        stages.stages_of(arguments, file_section(arguments)), lambda one: read_stage(one, about, default)
+        stages.stages_of(arguments, file_section(arguments)), lambda stage: read_stage(stage, about, default)
     )
     processes = processes_of(os.environ)
 
-    def check(one: stages.Planned) -> None:
-        config = one.known
-        refuse_toys(one.stage.arguments, config)
+    def check(stage: stages.Planned) -> None:
+        config = stage.known
+        refuse_toys(stage.stage.arguments, config)
         costs = arithmetic(config, processes)
         if os.environ.get("RANK", "0") == "0":
             print(costs, flush=True)
-            check_inputs(config, missing_data(one.stage.arguments, config))
+            check_inputs(config, missing_data(stage.stage.arguments, config))
 
     stages.main(planned, check, lambda config, again, callbacks: run_and_report(config, (), again, callbacks))
 

@@ -243,8 +243,8 @@ def coloured_cells(row: Row) -> list[str]:
     return line
 
 
-def _in_words(one: Interval) -> str:
-    return f"{one.mean:+.3f} [{one.low:+.3f}, {one.high:+.3f}]" if one.n else "–"
+def _in_words(interval: Interval) -> str:
+    return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]" if interval.n else "–"
 
 
 def table(rows: Sequence[Row], markdown: bool = False) -> str:

@@ -213,8 +213,8 @@ def _number(value: Any) -> str:
     return f"{value:.3f}" if is_number(value) else "–"
 
 
-def _interval(one: Mapping[str, Any]) -> str:
-    return f"{one['mean']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]" if one.get("n") else "–"
+def _interval(estimate: Mapping[str, Any]) -> str:
+    return f"{estimate['mean']:+.3f} [{estimate['low']:+.3f}, {estimate['high']:+.3f}]" if estimate.get("n") else "–"
 
 
 def results(run: RunFolder, task: str) -> list[dict[str, Any]]:

@@ -130,6 +130,10 @@ def number(value: float | None) -> str:
     return f"{value:.3f}" if value is not None else "–"
 
 
-def interval(one: Mapping[str, Any], sign: str = "") -> str:
+def interval(estimate: Mapping[str, Any], sign: str = "") -> str:
     """A mean and its interval; a dash without any prompt."""
-    return f"{one['mean']:{sign}.3f} [{one['low']:{sign}.3f}, {one['high']:{sign}.3f}]" if one["n"] else "–"
+    return (
+        f"{estimate['mean']:{sign}.3f} [{estimate['low']:{sign}.3f}, {estimate['high']:{sign}.3f}]"
+        if estimate["n"]
+        else "–"
+    )

@@ -111,7 +111,7 @@ def row(edit: Edit) -> dict[str, Any]:
 
 def splits() -> dict[str, list[Edit]]:
     """Disjoint lists of edits, ordered by hash: every prefix of a split is a random sample of it."""
-    ordered = iter(sorted(edits(), key=lambda one: hashlib.blake2b(one.name.encode(), digest_size=8).digest()))
+    ordered = iter(sorted(edits(), key=lambda edit: hashlib.blake2b(edit.name.encode(), digest_size=8).digest()))
     return {name: [next(ordered) for _ in range(count)] for name, count in SPLITS.items()}
 
 

@@ -125,19 +125,19 @@ def call(place: int) -> str:
     return f"<tool_call> {json.dumps({'name': 'look', 'arguments': arguments(place)})} </tool_call>"
 
 
-def conversation(tiles: Any, asked: int, args: Args, random: np.random.Generator) -> tuple[Any, ...]:
+def conversation(tiles: Any, target: int, args: Args, random: np.random.Generator) -> tuple[Any, ...]:
     """The turns of a conversation about an image."""
     from mmgrpo.toy.peek import image, overview, tile, whole
     from mmgrpo.types import Media, Turn
 
     kind, far = random.random(), Media("image", image(overview(whole(tiles))))
     if kind < args.told / 2:
-        near = Media("image", image(tile(tiles, asked)))
-        return Turn("user", (near, TELL)), Turn("assistant", (" ".join(tiles[asked]),))
+        near = Media("image", image(tile(tiles, target)))
+        return Turn("user", (near, TELL)), Turn("assistant", (" ".join(tiles[target]),))
     if kind < args.told:
         return Turn("user", (far, TELL)), Turn("assistant", (" ".join(colour for colour, _ in tiles),))
     if kind >= args.told + args.where:
-        return looking(tiles, asked, far, args, random)
+        return looking(tiles, target, far, args, random)
     turns = []
     for number, place in enumerate(random.permutation(len(tiles)).tolist()):
         turns.append(Turn("user", (*([] if number else [far]), f"where is the {tiles[place][0]} tile?")))
@@ -145,22 +145,22 @@ def conversation(tiles: Any, asked: int, args: Args, random: np.random.Generator
     return tuple(turns)
 
 
-def looking(tiles: Any, asked: int, far: Any, args: Args, random: np.random.Generator) -> tuple[Any, ...]:
+def looking(tiles: Any, target: int, far: Any, args: Args, random: np.random.Generator) -> tuple[Any, ...]:
     """The turns of a conversation in which the model looks at any tiles, or at none."""
     from mmgrpo.toy.peek import PATTERNS, image, tile
     from mmgrpo.types import Media, Turn
 
-    turns = [Turn("user", (far, f"which pattern has the {tiles[asked][0]} tile?"))]
+    turns = [Turn("user", (far, f"which pattern has the {tiles[target][0]} tile?"))]
     answer, places = str(random.choice(list(PATTERNS))), random.permutation(len(tiles)).tolist()
     if random.random() < args.aimed:
-        places = [asked]
+        places = [target]
     for place in places[: args.turns - 1]:
         if random.random() >= args.look:
             break
         turns.append(Turn("assistant", (call(place),)))
         turns.append(Turn("tool", (Media("image", image(tile(tiles, place))),)))
-        if place == asked:
-            answer = tiles[asked][1]
+        if place == target:
+            answer = tiles[target][1]
             break
     return (*turns, Turn("assistant", (f"<answer> {answer} </answer>",)))
 

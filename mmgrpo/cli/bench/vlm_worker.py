@@ -196,9 +196,9 @@ def draw_with_vllm(policy: Any, contest: Contest, clock: Clock) -> None:
     if contest.uneven:
         make, lengths = engine.parameters, itertools.cycle(contest.lengths())
 
-        def until(asked: Any, rules: Any, drawing: Any) -> Any:
+        def until(prompts: Any, rules: Any, drawing: Any) -> Any:
             (end,) = rules.end
-            drawn = generate(asked, replace(rules, suppressed=rules.suppressed | rules.end), drawing)
+            drawn = generate(prompts, replace(rules, suppressed=rules.suppressed | rules.end), drawing)
             return [[replace(sequence, ids=[*sequence.ids[:-1], end]) for sequence in several] for several in drawn]
 
         engine.generate = until

@@ -155,14 +155,14 @@ def request(policy: Policy, prompt: Prompt, start: int, size: int, seed: int) ->
     return Request([prompt] * size, range(start, start + size), 1, seed)
 
 
-def sample(policy: Policy, asked: Request, temperature: float | None) -> Sequence[Output]:
+def sample(policy: Policy, request: Request, temperature: float | None) -> Sequence[Output]:
     """The outputs of a request, at another temperature where one is given."""
     if not isinstance(policy, TokenPolicy):
-        return policy.sample(asked)
+        return policy.sample(request)
     usual = policy.evaluation_temperature
     policy.evaluation_temperature = usual if temperature is None else temperature
     try:
-        return policy.sample(asked)
+        return policy.sample(request)
     finally:
         policy.evaluation_temperature = usual
         policy.feature_cache.entries.clear()  # visitors' prompts do not recur
@@ -183,22 +183,22 @@ def score(opened: Opened, name: str, prompt: Prompt, outputs: Sequence[Output]) 
     return Side(list(outputs), rows, annotate(rewards, prompts, outputs), reasons), weights
 
 
-def values_of(one: Scorer, prompts: Sequence[Prompt], outputs: Sequence[Output]) -> tuple[list[float], str]:
+def values_of(reward: Scorer, prompts: Sequence[Prompt], outputs: Sequence[Output]) -> tuple[list[float], str]:
     """The values of a reward, NaN where there is none, and why it failed and what to do; no reason where it only does
     not apply."""
     nothing = [math.nan] * len(outputs)
-    if one.reads_rollout:
+    if reward.reads_rollout:
         reason = "it reads the decisions of training, which these samples do not have; its curve is in the tab Runs"
         return nothing, reason
     try:
-        values = scored_or_abstained(one.name, one.fn, prompts, outputs, one.trusted, one.elsewhere)
+        values = scored_or_abstained(reward.name, reward.fn, prompts, outputs, reward.trusted, reward.elsewhere)
     except (RuntimeError, ValueError) as error:  # whatever the reward raised
-        return nothing, failure(error.__cause__ or error, one.name)
+        return nothing, failure(error.__cause__ or error, reward.name)
     invalid = [value for value in values if value is not None and not math.isfinite(value)]
     reason = ""
     if invalid:
         reason = f"it returned {invalid[0]} for {len(invalid)} of {len(values)} outputs, which it could not score; "
-        reason += f"'mmgrpo rewards {one.name}' says what it reads of a prompt"
+        reason += f"'mmgrpo rewards {reward.name}' says what it reads of a prompt"
     return [math.nan if value is None or not math.isfinite(value) else value for value in values], reason
 
 

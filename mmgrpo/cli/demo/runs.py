@@ -138,7 +138,7 @@ def read_look(name: str, folder: Path) -> Look:
         try:
             samples = folder / "samples"
             completions = read_completions(samples) if resolve_within(folder, "samples") else {}
-            measured = sorted(read_measured(folder), key=lambda one: (one.step, one.final))
+            measured = sorted(read_measured(folder), key=lambda evaluation: (evaluation.step, evaluation.final))
             return Look(name, folder, read_run(folder), completions=completions, evaluations=measured)
         except FileNotFoundError as error:
             problem = f"{Path(error.filename or '').name} has vanished while it was read"

@@ -246,7 +246,7 @@ def recognition(opened: Opened, examples: Examples, names: Sequence[str]) -> Non
         note = f"{Path(path).name}: {audio.samples.shape[-1] / audio.rate:.1f} s at {audio.rate:,} Hz"
         return [OWN, OWN, "", f'<p class="soft">{escape(note)}</p>']
 
-    chosen = examples.offer(pair, example, lambda one: one.id, fill, [reference, question, file, preview])
+    chosen = examples.offer(pair, example, lambda prompt: prompt.id, fill, [reference, question, file, preview])
     gr.on([file.upload, file.stop_recording], upload, [pair, file], [example, chosen, reference, preview], **QUIET)
     inputs = [pair, example, file, question, reference]
     at_run(controls, inputs, [result], partial(transcribe, opened, examples), file=2)
@@ -268,5 +268,5 @@ def synthesis(opened: Opened, examples: Examples, names: Sequence[str]) -> None:
             chosen = examples.get(name, key)
         return [chosen.text if chosen else ""]
 
-    examples.offer(pair, example, lambda one: one.text[:60], fill, [text])
+    examples.offer(pair, example, lambda prompt: prompt.text[:60], fill, [text])
     at_run(controls, [pair, example, text], [result], partial(speak, opened, examples))

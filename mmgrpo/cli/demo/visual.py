@@ -92,7 +92,7 @@ class Drawn:
         the first of equal ones; None if none of them could be computed."""
         values = [(place, self.value(side, place, reward)) for place in range(min(count, len(self.shown[side])))]
         scored = [(place, value) for place, value in values if not math.isnan(value)]
-        return (min if self.made.weights[reward] < 0 else max)(scored, key=lambda one: one[1], default=None)
+        return (min if self.made.weights[reward] < 0 else max)(scored, key=lambda pair: pair[1], default=None)
 
     def rewards(self) -> list[str]:
         """Rewards with a weight first, both kinds in the order of the run."""
@@ -400,7 +400,7 @@ def tab(opened: Opened) -> None:
         shown = of_run(kept) if kept else ("", *[gr.skip()] * len(outputs))
         return [chosen.text if chosen else "", gr.update(value=None, visible=bool(takes)), *shown]
 
-    examples.offer(model, example, lambda one: one.text[:80], fill, [prompt, image, controls[-1], *outputs])
+    examples.offer(model, example, lambda example: example.text[:80], fill, [prompt, image, controls[-1], *outputs])
     at_run(controls, [model, prompt, image, seed, count], outputs, partial(draw, opened), also=[prompt.submit])
 
     def chosen_card(drawn: Drawn | None, event: gr.EventData) -> tuple[Any, ...]:

@@ -121,11 +121,11 @@ class Draft:
         self.leave(key, why)
         self.open[key] = CONTROL.sub(" ", why)
 
-    def rewards(self, found: Sequence[str], *of: str, left: str = "") -> None:
+    def rewards(self, texts: Sequence[str], *of: str, left: str = "") -> None:
         """Write the rewards that have a counterpart; without one ask for them, and leave those of theirs with the
         reason ``left``."""
-        if found:
-            self.set("rewards", list(found), *of)
+        if texts:
+            self.set("rewards", list(texts), *of)
             return
         if "rewards" not in self.questions:
             self.ask("rewards", "no reward is named; 'mmgrpo rewards' lists ours", *(of if left else ()))
