@@ -155,11 +155,7 @@ def check(args: Args, write: Callable[[Mapping[str, Any]], None]) -> None:
     print(f"{args.data}: {len(rows)} rows")
     keys = readers_of(prompts, args.reward)
     forms = unasked_forms(prompts, [reward for reward, _ in golds])
-    facts = [
-        *statistics_of(prompts, measures, tokens),
-        ("tokens", note),
-        ("describe_repeats", describe_repeats(prompts)),
-    ]
+    facts = [*statistics_of(prompts, measures, tokens), ("tokens", note), ("repeated", describe_repeats(prompts))]
     facts += [*describe_keys(keys), *(("format", text) for text in forms)]
     print("\n".join(definitions([(name, text) for name, text in facts if text], "  ")))
     ordered = {place: problems[place] for place, _ in rows if place in problems}

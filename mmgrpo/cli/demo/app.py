@@ -122,9 +122,9 @@ def launch(opened: Opened, args: Any, port: int, password: str = "") -> gr.Block
 
 def free_port(host: str, port: int) -> int:
     """The port, if it can be listened on, or any free one for 0; OSError that names the next free one otherwise."""
-    port_found = listen(host, port)
-    if port_found is not None:
-        return port_found
+    bound = listen(host, port)
+    if bound is not None:
+        return bound
     free = next((number for number in range(port + 1, min(port + 1000, 65536)) if listen(host, number) is not None), 0)
     raise OSError(errno.EADDRINUSE, f"--port {port} is taken, expected a free one; --port {free} is free")
 

@@ -89,6 +89,6 @@ def assignments(body: Iterable[ast.stmt]) -> Iterable[tuple[ast.expr, ast.expr, 
     """``target = value`` of some statements, one for each target of ``config.a = a = value``."""
     for node in body:
         if isinstance(node, ast.Assign):
-            for target in sorted(node.targets, key=lambda node: isinstance(node, ast.Name)):
+            for target in sorted(node.targets, key=lambda target: isinstance(target, ast.Name)):
                 if isinstance(target, ast.Name) or not name_of(target).startswith("."):
                     yield target, node.value, node.lineno
