@@ -50,7 +50,7 @@ def show(
     scored: Callable[[str], Sequence[str]] = lambda name: (),
 ) -> None:
     """Print headings, and names with their descriptions below them; with an argument, only names that contain it, or
-    whose kinds of outputs (``scored_kinds``) it is. ``--help`` does not read them."""
+    whose kinds of outputs (``scored``) it is. ``--help`` does not read them."""
     if any(argument in ("-h", "--help") for argument in arguments):
         more = ", OR text, image, video, audio: WHAT THEY SCORE" if what == "rewards" else ""
         about = f"Lists the {what} in groups. 'mmgrpo explain NAME' shows one."
