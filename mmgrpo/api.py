@@ -213,9 +213,9 @@ def refuse_unlike(preset: str, settings: Mapping[str, Mapping[str, Any]], source
     stated |= {key: getattr(source.config.data, key) for key in data}
     unlike = {k: v for k, v in {**sampling, **data}.items() if k not in source.given and stated[k] != v}
     if unlike:
-        asked, made = (", ".join(f"{key}={of[key]!r}" for key in unlike) for of in (unlike, stated))
+        expected, made = (", ".join(f"{key}={of[key]!r}" for key in unlike) for of in (unlike, stated))
         raise ValueError(
-            f"preset: '{preset}' samples with {asked}, and the policy was made with {made}; make it with "
+            f"preset: '{preset}' samples with {expected}, and the policy was made with {made}; make it with "
             f"preset='{preset}', e.g. visual.policy(path, preset='{preset}'), or give it {', '.join(unlike)}"
         )
 
@@ -294,8 +294,8 @@ def engine_ended(owner: Family | None, trainer: Trainer) -> Iterator[None]:
 
 def begin(config: Config) -> tuple[Config, Accelerator]:
     """The configuration as all processes agree on it, and their accelerator, after threads and seeds are set."""
-    if asked := devices.asked_to_shard(os.environ):
-        config = replace(config, distributed=replace(config.distributed, shard=asked[0], replicate=asked[1]))
+    if sharding := devices.asked_to_shard(os.environ):
+        config = replace(config, distributed=replace(config.distributed, shard=sharding[0], replicate=sharding[1]))
     config.check(devices.processes_of(os.environ))
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -462,7 +462,7 @@ def make_trainer(
         ),
         callbacks=[*attached(given=splits.supervised, images=shows_undecoded(splits.train)), *theirs, *changing],
     )
-    skipped = [*inputs.skipped, *(one for callback in trainer.callbacks for one in callback.skipped)]
+    skipped = [*inputs.skipped, *(row for callback in trainer.callbacks for row in callback.skipped)]
     # Last, so a run that cannot start leaves its folder as it was.
     identity = open_folder(config, origin, skipped, accelerator, run)
     trainer.checkpoints.run = identity.run if identity else ""
@@ -474,7 +474,7 @@ def refuse_shape(config: Config, owner: Family | None, recipe: AdvantageRecipe, 
     the rollouts of a run what its settings do not give (``refuse_unmet``)."""
     algorithm = config.algorithm
     schedules = {**of_settings(config), **schedules_of(Sampling.of(algorithm.sampler, algorithm.trackers))}
-    listed = replace(config, schedules=[f"{name}={one.text}" for name, one in schedules.items()])
+    listed = replace(config, schedules=[f"{name}={schedule.text}" for name, schedule in schedules.items()])
     facts = {DECISIONS: owner.decisions(config) if owner else "", PROCESS: config.process}
     refuse_conflicts(sections_of(listed), traits_of(recipe, loss, schedules), facts)
     samplers = Sampling.of(algorithm.sampler, algorithm.trackers).blocks
@@ -496,7 +496,7 @@ def started_ledger(config: Config, sampling: Sampling, splits: Splits, rewards: 
     """The ledger of a run with what ``data.ledger`` says was measured, and of how many prompts that is."""
     ledger, path, known = sampling.ledger(splits.train, splits.files), config.data.ledger, {}
     if path:
-        weights = {one.name: one.weight for one in rewards}
+        weights = {reward.name: reward.weight for reward in rewards}
         known = by_number(splits.train, measured_before(path, weights), path)
         ledger.start(known)
     return ledger, len(known)

@@ -280,8 +280,8 @@ def mean(values: Sequence[float]) -> float:
 
 def directions(scorers: Sequence[Scorer], recipe: AdvantageRecipe) -> dict[str, float]:
     """The rewards that are trained on, 1 for those that are to rise and -1 for those that are to fall."""
-    trained = recipe.trained_mask([one.name for one in scorers], [one.weight for one in scorers])
-    return {one.name: math.copysign(1, one.weight) for one, used in zip(scorers, trained, strict=True) if used}
+    trained = recipe.trained([scorer.name for scorer in scorers], [scorer.weight for scorer in scorers])
+    return {scorer.name: math.copysign(1, scorer.weight) for scorer, used in zip(scorers, trained, strict=True) if used}
 
 
 def compare(before: Evaluation, after: Evaluation) -> dict[str, dict[str, dict[str, Any]]]:

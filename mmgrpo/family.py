@@ -290,7 +290,7 @@ def refuse_unshardable(config: Config, owner: Family | None) -> None:
 def refuse_undivided(config: Config, owner: Family | None) -> None:
     """ValueError, before a model is loaded, for ``distributed.sequence`` with a family whose tokens are not divided."""
     if config.distributed.sequence > 1 and (owner is None or owner.divide is None):
-        able = ", ".join(name for name, one in families().items() if one.divide)
+        able = ", ".join(name for name, record in families().items() if record.divide)
         raise ValueError(
             f"distributed.sequence: got {config.distributed.sequence}, expected 1, since family "
             f"'{config.model.family}' has no plan by which processes divide its tokens; {able} have one. Set "
@@ -300,10 +300,10 @@ def refuse_undivided(config: Config, owner: Family | None) -> None:
 
 def refuse_engine(config: Config, owner: Family | None) -> None:
     """ValueError, before a model is loaded, for a ``rollout.engine`` that the family does not take."""
-    asked, known = config.rollout.engine, owner.engines.names if owner and owner.engines else ()
-    if asked != "policy" and asked not in known:
+    engine, known = config.rollout.engine, owner.engines.names if owner and owner.engines else ()
+    if engine != "policy" and engine not in known:
         raise ValueError(
-            f"rollout.engine: got {asked}, expected {' or '.join(['policy', *known])}, since family "
+            f"rollout.engine: got {engine}, expected {' or '.join(['policy', *known])}, since family "
             f"'{config.model.family}' draws in no other way; leave it out"
         )
 

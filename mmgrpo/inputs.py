@@ -137,10 +137,12 @@ def facts(config: Config, splits: Splits) -> dict[str, bool]:
 
 def keys_of_family(owner: Family) -> frozenset[str] | None:
     """The keys of ``Prompt.meta`` that a family reads; None where it has no source."""
-    used = [one for one in fields(owner) if one.name != "library"]  # which reads no rows of a run, but all families
-    answers = [value for one in used if (value := getattr(owner, one.name)) is not one.default]
+    used = [
+        entry for entry in fields(owner) if entry.name != "library"
+    ]  # which reads no rows of a run, but all families
+    answers = [value for entry in used if (value := getattr(owner, entry.name)) is not entry.default]
     functions = [function for answer in answers for function in functions_in(answer)]
-    places = {(owner.module, ""), *((one.__module__, one.__name__) for one in functions)}
+    places = {(owner.module, ""), *((function.__module__, function.__name__) for function in functions)}
     known = [keys for place in places if (keys := keys_read(*place)) is not None]
     return frozenset[str]().union(*known) if known else None
 
@@ -148,7 +150,7 @@ def keys_of_family(owner: Family) -> frozenset[str] | None:
 def functions_in(value: Any) -> Iterator[FunctionType]:
     """The functions of a field, those inside of partial applications included."""
     if isinstance(value, partial):
-        yield from (one for part in (value.func, *value.args) for one in functions_in(part))
+        yield from (function for part in (value.func, *value.args) for function in functions_in(part))
     elif isinstance(value, FunctionType):
         yield value
 
@@ -173,13 +175,13 @@ def keys_of_reward(spec: Any) -> frozenset[str] | None:
     if name not in entries():
         return None
     entry, inner = entries()[name], [value for value in parameters.values() if isinstance(value, str)]
-    asked = [keys_of_reward(value) for value in inner if value.partition("(")[0] in entries()]
-    if entry.elsewhere and not asked:
+    inner_keys = [keys_of_reward(value) for value in inner if value.partition("(")[0] in entries()]
+    if entry.elsewhere and not inner_keys:
         return None
     module, _, function = entry.function.partition(":")
     manifest = entry.read_manifest()
     stated = named_in(manifest.reads) if manifest else frozenset[str]()
-    parts = [keys_read(module, function), stated, named_in(parameters), *asked]
+    parts = [keys_read(module, function), stated, named_in(parameters), *inner_keys]
     known = [part for part in parts if part is not None]
     return None if len(known) < len(parts) else frozenset().union(*known)
 

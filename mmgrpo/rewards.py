@@ -62,19 +62,19 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
         fn = functools.partial(spec, device=device) if accepts else spec
         entry = entry_of(spec)
         manifest, gradient = (
-            (entry.read_manifest(), differentiable(entry, {}, device, own=False)) if entry else (None, None)
+            (entry.read_manifest(), differentiable(entry, {}, device, custom=False)) if entry else (None, None)
         )
         reads = reads_rollout(spec)
         return Scorer(name, fn, reads_rollout=reads, manifest=manifest, records=records(spec), gradient=gradient)
     name, parameters = parse(spec)
-    own = ":" in name
-    entry = RewardEntry(name) if own else entries().get(name)
+    custom = ":" in name
+    entry = RewardEntry(name) if custom else entries().get(name)
     if entry is None:
         raise ValueError(
             f"rewards: unknown reward '{name}'.{nearest(name, entries(), 'mmgrpo rewards')} "
             "A function of your own is named package.module:function."
         )
-    common = common_parameters(name, parameters, own, entry.elsewhere)
+    common = common_parameters(name, parameters, custom, entry.elsewhere)
     if common.timeout:
         fn = RewardProcess(name, entry.function, parameters, device, common.timeout)
         reads, needs, recorded, said = fn.reads_rollout, tuple(fn.needs), fn.records, fn.entry
@@ -86,23 +86,25 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
             tuple(trl.needed_columns(fn.func)) if trl.inside(fn.func) is not fn.func else (),
         )
         recorded = records(fn)
-    entry = said or entry if own else entry
+    entry = said or entry if custom else entry
     if reads and common.cache:
         raise ValueError(f"rewards: '{name}' reads the rollout, which differs from round to round; remove cache=...")
     manifest = read_through(entry.read_manifest(), parameters)
-    gradient = None if common.timeout or entry.elsewhere else differentiable(entry, parameters, device, own)
+    gradient = None if common.timeout or entry.elsewhere else differentiable(entry, parameters, device, custom)
     fn = with_cache(name, fn, parameters, manifest, common.cache)
     where = {"device": parameters.pop("device", device)}
     rates, annotate, _ = (
-        plugins.load_object(path, "rewards", own)(**parameters) if path else None
+        plugins.load_object(path, "rewards", custom)(**parameters) if path else None
         for path in (entry.rates, entry.annotate, entry.check)
     )
     # Of a judge in another process nothing but its values is known.
     says = entry.remarks and not common.timeout
-    remarks = plugins.load_object(entry.remarks, "rewards", own)(**parameters, **where) if says else None
-    check_row = functools.partial(plugins.load_object(entry.row, "rewards", own), **parameters) if entry.row else None
+    remarks = plugins.load_object(entry.remarks, "rewards", custom)(**parameters, **where) if says else None
+    check_row = (
+        functools.partial(plugins.load_object(entry.row, "rewards", custom), **parameters) if entry.row else None
+    )
     elsewhere = entry.elsewhere or bool(common.timeout)
-    trusted = elsewhere or not own
+    trusted = elsewhere or not custom
     return Scorer(
         common.title,
         fn,
@@ -123,12 +125,12 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
 
 
 def differentiable(
-    entry: RewardEntry, parameters: Mapping[str, Any], device: str, own: bool
+    entry: RewardEntry, parameters: Mapping[str, Any], device: str, custom: bool
 ) -> Callable[[], Callable[[Sequence[Prompt], Tensor], Tensor]] | None:
     """What loads the differentiable form of a reward with these parameters, None where it has none."""
     if not entry.gradient:
         return None
-    load = plugins.load_object(entry.gradient, "rewards", own)
+    load = plugins.load_object(entry.gradient, "rewards", custom)
     accepts = "device" in inspect.signature(load).parameters
     return functools.partial(load, **{**({"device": device} if accepts else {}), **parameters})
 
@@ -139,9 +141,9 @@ def read_through(manifest: Manifest | None, parameters: Mapping[str, Any]) -> Ma
     False. Its version rises with that of the asked reward, by which caches know both."""
     if manifest is None:
         return None
-    reads, version, asked = dict.fromkeys(manifest.reads), manifest.version, parameters.get("reward")
-    if "reward" in reads and isinstance(asked, str) and (entry := entries().get(asked.partition("(")[0])):
-        inner = read_through(entry.read_manifest(), parse(asked)[1])
+    reads, version, target = dict.fromkeys(manifest.reads), manifest.version, parameters.get("reward")
+    if "reward" in reads and isinstance(target, str) and (entry := entries().get(target.partition("(")[0])):
+        inner = read_through(entry.read_manifest(), parse(target)[1])
         if inner is not None:
             del reads["reward"]
             reads |= dict.fromkeys(inner.reads)
@@ -156,7 +158,7 @@ def scorers(specs: Sequence[Any], device: str = "cpu") -> list[Scorer]:
     if not specs:
         raise ValueError(f"rewards: got none, expected at least one of {', '.join(sorted(entries()))}")
     several = [scorer(spec, device) for spec in specs]
-    names = [one.name for one in several]
+    names = [reward.name for reward in several]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"rewards: got '{name}' twice, expected different names for the metrics (log_as=...)")

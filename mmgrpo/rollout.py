@@ -30,7 +30,7 @@ from torch import Tensor
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.baseline import greedy_values, reference_rewards, reference_values
 from mmgrpo.advantages.estimate import AdvantageRecipe, Estimate, estimate
-from mmgrpo.advantages.step_rewards import begin_step_rewards, total_rewards
+from mmgrpo.advantages.step_rewards import begin_step_rewards, judged
 from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.policies.exploring import MEASURED, sampling_metrics
 from mmgrpo.prompts.drawing import Drawing, PromptOrder, Sampling
@@ -236,7 +236,7 @@ def sample_round(
                         slots=[draw.slots[place] for place in places_of_part],
                         group_size=draw.counts[places_of_part[0]],
                         records=records,
-                        judge=partial(total_rewards, scorers, now.values),
+                        judge=partial(judged, scorers, now.values),
                     )
                 )
                 started = time.perf_counter()
@@ -267,11 +267,11 @@ def sample_round(
         "group/zero_std_fraction": flat,
         **result.metrics,
         "group/draws": float(len(drawing.draws)),
-        "rollout/evaluations": total(sum(one.evaluations for one in rows.rollouts), accelerator),
+        "rollout/evaluations": total(sum(r.evaluations for r in rows.rollouts), accelerator),
         "rollout/rows": float(count),
         "time/rollout": seconds["rollout"],
         "time/reward": seconds["reward"],
-        **reward_metrics(rows.names, recipe.trained_mask(rows.names, rows.weights.tolist()), scores, decisions, number),
+        **reward_metrics(rows.names, recipe.trained(rows.names, rows.weights.tolist()), scores, decisions, number),
         **watched_metrics(scorers, rows.rollouts, accelerator),
         **(sampling_metrics(decisions, result.rewards) if MEASURED & decisions.fields.keys() else {}),
         **drawing.metrics,
@@ -329,8 +329,8 @@ def begin_rollout(
         if "reference_value" in recipe.fields:
             fields["reference_value"] = put(torch.tensor(reference_values(rollout.prompts)), device)
         if "reference_rewards" in recipe.fields:
-            names, weighted = [one.name for one in scorers], {one.name for one in scorers if one.weight}
-            references = reference_rewards(rollout.prompts, names, recipe.rewards_with_references(weighted))
+            names, weighted = [scorer.name for scorer in scorers], {scorer.name for scorer in scorers if scorer.weight}
+            references = reference_rewards(rollout.prompts, names, recipe.referenced(weighted))
             fields["reference_rewards"] = put(references.repeat(1, len(outputs), 1), device)
         return replace(rollout.decisions, fields=fields), scores
 
@@ -349,10 +349,10 @@ def reward_metrics(
     """
     # A sample that gave way to another was the policy's own all the same.
     origin, metrics = torch.where(decisions.origin == REPLACED, OWN, decisions.origin), {}
-    own, contrast = (scores.rows(origin == kind) for kind in (OWN, CONTRAST))
+    sampled, contrast = (scores.rows(origin == kind) for kind in (OWN, CONTRAST))
     key = decisions.keys["prompt"][origin == OWN]
     # Rows whose turns or worlds failed are not held against the rewards of outputs.
-    of_turns = torch.zeros_like(own.valid[:, 0])
+    of_turns = torch.zeros_like(sampled.valid[:, 0])
     if {"turn", "turn_reward_failed"} <= decisions.fields.keys():
         of_turns = (decisions.fields["turn_reward_failed"][origin == OWN] > 0).to(of_turns.device)
     if "world_failed" in decisions.fields:
@@ -369,31 +369,35 @@ def reward_metrics(
             "without a finite number, so no turn can be compared; the warnings above say of which class and why"
         )
     for column, name in enumerate(names):
-        mean, std, _ = mean_of_valid(own, column)
-        failed = int((own.failed[:, column] & ~of_turns).sum())
-        abstained = int(own.abstentions[:, column].sum())
-        if trained[column] and failed and bool((own.failed[:, column] | own.abstentions[:, column] | of_turns).all()):
+        mean, std, _ = mean_of_valid(sampled, column)
+        failed = int((sampled.failed[:, column] & ~of_turns).sum())
+        abstained = int(sampled.abstentions[:, column].sum())
+        if (
+            trained[column]
+            and failed
+            and bool((sampled.failed[:, column] | sampled.abstentions[:, column] | of_turns).all())
+        ):
             raise RuntimeError(
                 f"reward '{name}' could not score any of the {failed} outputs of round {number}, expected at least one "
                 "number that is not NaN; see what it returns for one of them (mmgrpo evaluate does this)"
             )
         metrics[f"reward/{name}/mean"], metrics[f"reward/{name}/std"] = mean, std
-        metrics[f"reward/{name}/zero_std_fraction"] = zero_spread(own, column, key)
+        metrics[f"reward/{name}/zero_std_fraction"] = zero_spread(sampled, column, key)
         if failed:
             metrics[f"reward/{name}/failed"] = float(failed)
-            metrics[f"reward/{name}/failed_fraction"] = failed / len(own.values)
+            metrics[f"reward/{name}/failed_fraction"] = failed / len(sampled.values)
         if abstained:
             metrics[f"reward/{name}/abstained"] = float(abstained)
-            metrics[f"reward/{name}/abstained_fraction"] = abstained / len(own.values)
+            metrics[f"reward/{name}/abstained_fraction"] = abstained / len(sampled.values)
         if len(contrast.values):
             metrics[f"reward/{name}/contrast"] = mean_of_valid(contrast, column)[0]
-    used = torch.tensor(trained, device=own.valid.device)
-    unscored = own.failed[:, used].any(1) | ~own.valid[:, used].any(1)
+    used = torch.tensor(trained, device=sampled.valid.device)
+    unscored = sampled.failed[:, used].any(1) | ~sampled.valid[:, used].any(1)
     if bool(unscored.any()):
         metrics["group/unscored_fraction"] = float(unscored.double().mean())
     if "truncated" in decisions.fields:
         metrics["rollout/truncated_fraction"] = float(decisions.fields["truncated"][origin == OWN].double().mean())
-    return metrics | correlations(own, names, key)
+    return metrics | correlations(sampled, names, key)
 
 
 def watched_metrics(
@@ -407,9 +411,14 @@ def watched_metrics(
                 continue
             columns = [
                 column_or_nan(
-                    rate.name, of_unfailed(rate.errors), one.prompts, one.outputs, scorer.trusted, scorer.elsewhere
+                    rate.name,
+                    of_unfailed(rate.errors),
+                    rollout.prompts,
+                    rollout.outputs,
+                    scorer.trusted,
+                    scorer.elsewhere,
                 )
-                for one in rollouts
+                for rollout in rollouts
             ]
             errors = sum(value for column in columns for value in column if value is not None and math.isfinite(value))
             if count := total(errors, accelerator):
@@ -434,13 +443,13 @@ def correlations(scores: RewardScores, names: Sequence[str], key: Int[Tensor, "B
     mean, since only differences within groups are trained on. NaN where either has no spread within any group.
     """
     chosen = [column for column, name in enumerate(names) if "@" not in name][:MOST]
-    found, together = {}, (scores.valid.double().T @ scores.valid.double()).tolist()  # rows that two have scored
+    metrics, together = {}, (scores.valid.double().T @ scores.valid.double()).tolist()  # rows that two have scored
     centred = cache(lambda i, j: _centre(scores.values[:, i].double(), key, scores.valid[:, i] & scores.valid[:, j]))
     for a, b in combinations(chosen, 2):
         first, second = (centred(i, i if together[i][j] == together[i][i] else j) for i, j in ((a, b), (b, a)))
         scale = float((first.square().sum() * second.square().sum()).sqrt())
-        found[f"correlation/{names[a]}/{names[b]}"] = float((first * second).sum()) / scale if scale else math.nan
-    return found
+        metrics[f"correlation/{names[a]}/{names[b]}"] = float((first * second).sum()) / scale if scale else math.nan
+    return metrics
 
 
 def _centre(values: Float[Tensor, "B"], key: Int[Tensor, "B"], rows: Tensor) -> Float[Tensor, "B"]:

@@ -109,7 +109,9 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     if body and sum(widths) + 2 * (len(widths) - 1) > width():
         return [*_stack_rows(heads, body)]
     how = [*zip(widths, numeric or [False] * len(widths), strict=True)]
-    return ["  ".join(pad_text(cell, *one) for cell, one in zip(line, how, strict=True)).rstrip() for line in lines]
+    return [
+        "  ".join(pad_text(cell, *layout) for cell, layout in zip(line, how, strict=True)).rstrip() for line in lines
+    ]
 
 
 def _stack_rows(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -482,15 +482,15 @@ class Storing(Protocol):
 class Continuing(Protocol):
     """A policy whose stored rows are texts that can go on."""
 
-    def reopen(self, record: Record, text: str) -> Record:
+    def unfinished(self, record: Record, text: str) -> Record:
         """A row without its end, and a text behind it, also without."""
         ...
 
-    def concatenate(self, record: Record, rest: Record) -> Record:
+    def extended(self, record: Record, rest: Record) -> Record:
         """A row that goes on with another."""
         ...
 
-    def record_of(self, text: str) -> Record:
+    def written(self, text: str) -> Record:
         """A text with its end as a row, without ``log_probs``."""
         ...
 
@@ -548,7 +548,7 @@ class Answering(Protocol):
         """``text``, ``image`` or ``video``: what an ``Answer`` is to it."""
         ...
 
-    def rollout_of_answers(self, request: Request) -> Rollout:
+    def given(self, request: Request) -> Rollout:
         """The answers of the request's prompts (``Prompt.answers``) as rows of origin GIVEN, those of a prompt adjacent
         and in their order, with the log-probs of the present network. No gradient; ``group_size`` has no meaning."""
         ...
@@ -609,15 +609,15 @@ def distinct_prompts(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[int]
 
 def of_kinds(origin: Int[Tensor, "B"], kinds: Sequence[int]) -> Bool[Tensor, "B"]:
     """Which rows are of one of these origins."""
-    found = torch.zeros_like(origin, dtype=torch.bool)
+    matches = torch.zeros_like(origin, dtype=torch.bool)
     for kind in kinds:  # a table of them on the device would be a copy that the host waits for
-        found = found | (origin == kind)
-    return found
+        matches = matches | (origin == kind)
+    return matches
 
 
 def select_rows(decisions: Decisions, rows: Int[Tensor, "rows"] | slice) -> Decisions:
     """The decisions of some rows."""
-    return decisions.by(lambda tensors: [one[rows] for one in tensors])
+    return decisions.by(lambda tensors: [tensor[rows] for tensor in tensors])
 
 
 def to_image(pixels: Tensor) -> Image:

@@ -120,8 +120,8 @@ class LossRecipe:
             bind_scheduled(hint, HINTS, "algorithm.hint"),
             bind_scheduled(added, ADDITIONS, "algorithm.added"),
             bind_networks(networks),
-            tuple(PartLoss.of(one, objective, aggregation, terms) for one in read_parts(parts)),
-            tuple(bind_scheduled(one, JUDGINGS, "algorithm.judging") for one in judging),
+            tuple(PartLoss.of(lines, objective, aggregation, terms) for lines in read_parts(parts)),
+            tuple(bind_scheduled(text, JUDGINGS, "algorithm.judging") for text in judging),
         )
         check_changes(loss.scores)
         return loss
@@ -158,7 +158,7 @@ class LossRecipe:
         """True when the loss compares with the network before training, which must then be stored."""
         moving = any(name_of(rule) == REFERENCE_NETWORK for rule in self.networks)
         used = {name.partition(".")[0] for name in self.scores if "." in name}
-        used |= {self.added({}).network, *(name for one in self.judging for name in one({}).networks)}
+        used |= {self.added({}).network, *(name for bound in self.judging for name in bound({}).networks)}
         used |= {name for rule in self.networks for name, _ in rule.names_of("network")}
         compared = any(rule.names_of("reference") for rule in self.networks)
         return not moving and (compared or REFERENCE_NETWORK in used)
@@ -224,16 +224,16 @@ class PartLoss:
     @staticmethod
     def of(lines: PartLines, objective: str, aggregation: str, terms: Sequence[str]) -> PartLoss:
         """Bind the lines of a part; those that it does not state are given."""
-        own = {"objective": objective, "aggregation": aggregation, "terms": terms}
+        defaults = {"objective": objective, "aggregation": aggregation, "terms": terms}
         return PartLoss(
-            lines.name, LossRecipe.of(**{name: lines.get(name, value) for name, value in own.items()}), lines.coef
+            lines.name, LossRecipe.of(**{name: lines.get(name, value) for name, value in defaults.items()}), lines.coef
         )
 
     @property
     def schedules(self) -> dict[str, Schedule]:
         """Those of its blocks and of its share, each behind the name of the part."""
-        own = {"coef": self.coef} if isinstance(self.coef, Schedule) else {}
-        return {f"{self.name}.{name}": one for name, one in (own | schedules_of(self.loss)).items()}
+        share = {"coef": self.coef} if isinstance(self.coef, Schedule) else {}
+        return {f"{self.name}.{name}": schedule for name, schedule in (share | schedules_of(self.loss)).items()}
 
 
 def losses(loss: LossRecipe) -> dict[str, LossRecipe]:
@@ -249,12 +249,12 @@ def losses(loss: LossRecipe) -> dict[str, LossRecipe]:
 
 def all_scores(loss: LossRecipe) -> frozenset[str]:
     """Names of the scores that the loss and those of networks trained alongside the policy need."""
-    return loss.scores.union(*(own.scores for own in losses(loss).values()))
+    return loss.scores.union(*(inner.scores for inner in losses(loss).values()))
 
 
 def all_fields(loss: LossRecipe) -> frozenset[str]:
     """Names of the fields that they need."""
-    return loss.fields.union(*(own.fields for own in losses(loss).values()))
+    return loss.fields.union(*(inner.fields for inner in losses(loss).values()))
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:
@@ -262,7 +262,7 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
     has already."""
 
     def there(tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [put(one.contiguous(), device) for one in tensors]
+        return [put(tensor.contiguous(), device) for tensor in tensors]
 
     advantages, loss_mask = there([batch.advantages, batch.loss_mask])
     moved = Batch(batch.rollouts, there(batch.places), batch.decisions.by(there), advantages, loss_mask)
@@ -341,11 +341,11 @@ class Step:
             values = values + penalty
         total = (weights * values).sum()
         tally.add("loss", total)
-        own = inputs["loss_mask"] & ~off_policy
-        for name, entries in (("entries", own), ("clip/low", low & own), ("clip/high", high & own)):
+        counted = inputs["loss_mask"] & ~off_policy
+        for name, entries in (("entries", counted), ("clip/low", low & counted), ("clip/high", high & counted)):
             tally.add(name, entries.sum())
         for name, norms in velocity_metrics(inputs).items():
-            tally.add(name, norms.masked_fill(~own, 0.0).sum())
+            tally.add(name, norms.masked_fill(~counted, 0.0).sum())
         return total
 
     def as_drawn(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -518,10 +518,10 @@ def _accumulate_coupled(step: Step) -> None:
 
 def velocity_metrics(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """|v| of every decision, and over that of the reference where the loss evaluates it (NormGuard, 2606.27771)."""
-    found = {"velocity/norm": inputs["velocity_norm"].detach()} if "velocity_norm" in inputs else {}
+    metrics = {"velocity/norm": inputs["velocity_norm"].detach()} if "velocity_norm" in inputs else {}
     if "reference.velocity_norm" in inputs:
-        found["velocity/norm_ratio"] = found["velocity/norm"] / inputs["reference.velocity_norm"]
-    return found
+        metrics["velocity/norm_ratio"] = metrics["velocity/norm"] / inputs["reference.velocity_norm"]
+    return metrics
 
 
 def learning_rate(optim: Optim, step: int, steps: int) -> float:

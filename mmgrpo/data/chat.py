@@ -125,15 +125,15 @@ class ChatTemplate:
 
         The header is what stands before the words of an earlier answer.
         """
-        asked = self.text([_turn("user", USER)], generate=False)
+        question = self.text([_turn("user", USER)], generate=False)
         begun = self.text([_turn("user", USER)])
         try:
             answered = self.text([_turn("user", USER), _turn("assistant", ASSISTANT), _turn("user", USER)])
         except ValueError:
             return ""
-        if not (begun.startswith(asked) and answered.startswith(asked) and ASSISTANT in answered):
+        if not (begun.startswith(question) and answered.startswith(question) and ASSISTANT in answered):
             return ""
-        opening, header = begun[len(asked) :], answered[len(asked) : answered.index(ASSISTANT)]
+        opening, header = begun[len(question) :], answered[len(question) : answered.index(ASSISTANT)]
         same = next((place for place, pair in enumerate(zip(opening, header)) if pair[0] != pair[1]), len(header))
         return opening[same:]
 
@@ -150,8 +150,8 @@ class ChatTemplate:
     def _header(self) -> str:
         """What the template writes of an answer before its words; with the end of the turn before it where it writes
         another end behind the last turn."""
-        asked, begun = (self.text([_turn("user", USER)], generate=generate) for generate in (False, True))
-        return begun.removeprefix(asked) if begun.startswith(asked) else begun.rpartition(USER)[2]
+        question, begun = (self.text([_turn("user", USER)], generate=generate) for generate in (False, True))
+        return begun.removeprefix(question) if begun.startswith(question) else begun.rpartition(USER)[2]
 
     @property
     def _end(self) -> str:
@@ -162,9 +162,12 @@ class ChatTemplate:
         """What the template writes behind the token that ends the assistant's turn, where the calls of that turn have
         these results, texts or lists of parts, up to the beginning of its next turn. ValueError for a template that
         writes no such turns."""
-        told = [_turn("tool", one) if isinstance(one, str) else {"role": "tool", "content": one} for one in results]
-        said = [_turn("user", USER), _turn("assistant", ASSISTANT), *told]
-        texts = [part["text"] for one in told for part in one["content"] if part["type"] == "text"]
+        turns = [
+            _turn("tool", result) if isinstance(result, str) else {"role": "tool", "content": result}
+            for result in results
+        ]
+        said = [_turn("user", USER), _turn("assistant", ASSISTANT), *turns]
+        texts = [part["text"] for turn in turns for part in turn["content"] if part["type"] == "text"]
         end = self._end
         _, _, rest = self.text(said).partition(ASSISTANT)
         _, ended, reply = rest.partition(end) if end else ("", "", "")
@@ -182,10 +185,10 @@ class ChatTemplate:
         opening = self.prefilled or "<think>\n"
         said = f"{opening}{ASSISTANT}" if "</think>" in opening else f"{opening}{THOUGHT}\n</think>\n\n{ASSISTANT}"
         sampled = said.removeprefix(self.prefilled) + self._end
-        one, two = ([_turn("assistant", said), _turn("tool", result)] for result in RESULTS)
-        asked = _turn("user", USER)
-        written = [self.text([asked]), *(f"{sampled}{self.reply([result])}" for result in RESULTS)]
-        return self.text([asked, *one, *two]) == "".join(written)
+        first, second = ([_turn("assistant", said), _turn("tool", result)] for result in RESULTS)
+        question = _turn("user", USER)
+        written = [self.text([question]), *(f"{sampled}{self.reply([result])}" for result in RESULTS)]
+        return self.text([question, *first, *second]) == "".join(written)
 
     @cached_property
     def writes_tools(self) -> bool:
@@ -215,10 +218,10 @@ class ChatTemplate:
         """Whether the template itself writes calls of a history, and their results."""
         call = {"id": CALL_ID, "type": "function", "function": {"name": CALLED, "arguments": {"x": ASSISTANT}}}
         for form, content in product((lambda text: text, lambda text: [_part(text)]), ("", None)):
-            asked = {"role": "assistant", "content": content, "tool_calls": [call]}
-            told = {"role": "tool", "content": form(RESULTS[0]), "name": CALLED, "tool_call_id": CALL_ID}
+            request = {"role": "assistant", "content": content, "tool_calls": [call]}
+            answer = {"role": "tool", "content": form(RESULTS[0]), "name": CALLED, "tool_call_id": CALL_ID}
             try:
-                text = self._render([{"role": "user", "content": form(USER)}, asked, told], True)
+                text = self._render([{"role": "user", "content": form(USER)}, request, answer], True)
             except Exception:  # a template that concatenates a list or null, or refuses a role
                 continue
             if all(word in text for word in (CALLED, ASSISTANT, RESULTS[0])):
@@ -252,14 +255,14 @@ class ChatTemplate:
         if not tools or self.writes_tools:
             return turns
         about = TOOL_PROMPT.replace("TOOLS", "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-        first, own = turns[0], turns[0]["role"] == "system"
-        if own or not self._takes_system:
+        first, has_system = turns[0], turns[0]["role"] == "system"
+        if has_system or not self._takes_system:
             parts = list(first["content"])
-            words, at = ("\n\n" + about, len(parts) - 1) if own else (about + "\n\n", 0)
+            words, at = ("\n\n" + about, len(parts) - 1) if has_system else (about + "\n\n", 0)
             if parts[at]["type"] == "text":
-                parts[at] = _part(parts[at]["text"] + words if own else words + parts[at]["text"])
+                parts[at] = _part(parts[at]["text"] + words if has_system else words + parts[at]["text"])
             else:
-                parts.insert(len(parts) if own else 0, _part(words))
+                parts.insert(len(parts) if has_system else 0, _part(words))
             return [{**first, "content": parts}, *turns[1:]]
         return [_turn("system", about), *turns]
 
@@ -294,10 +297,10 @@ class ChatTemplate:
         turns: list[dict[str, Any]] = [{"role": role, "content": content}]
         if role == "tool" and not self.arguments.get("tools") and self._writes_calls:
             call = {"id": CALL_ID, "type": "function", "function": {"name": CALLED, "arguments": {}}}
-            asked = {"role": "assistant", "content": "", "tool_calls": [call]}
+            request = {"role": "assistant", "content": "", "tool_calls": [call]}
             turns = [
                 self._format_message(_turn("user", "zqb2")),
-                asked,
+                request,
                 {**turns[0], "name": CALLED, "tool_call_id": CALL_ID},
             ]
         elif role != "user":
@@ -390,7 +393,7 @@ def end_tokens(network: Any, tokenizer: Any, end_of_turn: str = "") -> frozenset
         ends = getattr(network.config.get_text_config(), "eos_token_id", None)
     listed = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
     more = (tokenizer.eos_token_id, turn_end(tokenizer, end_of_turn))
-    return frozenset([*listed, *(one for one in more if one is not None)])
+    return frozenset([*listed, *(token for token in more if token is not None)])
 
 
 def turn_end(tokenizer: Any, end_of_turn: str) -> int | None:
@@ -521,7 +524,7 @@ def completion_ids(
     token, else the smallest id of ``end_ids``. What the template has prefilled is not written a second time."""
     if prefilled.strip() and text.lstrip().startswith(prefilled.strip()):
         text = text.lstrip()[len(prefilled.strip()) :].lstrip(prefilled[len(prefilled.rstrip()) :])
-    end = next((one for one in (turn_end, tokenizer.eos_token_id) if one in end_ids), min(end_ids))
+    end = next((token for token in (turn_end, tokenizer.eos_token_id) if token in end_ids), min(end_ids))
     return [*tokenizer(text, add_special_tokens=False)["input_ids"], end]
 
 

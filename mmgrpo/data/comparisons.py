@@ -118,7 +118,7 @@ class Comparison:
 
     def _verdict_options(self) -> str:
         cases = ("if the first is better", "if the second is", "if they are equally good")
-        return ", ".join(f"<answer>{one}</answer> {case}" for one, case in zip(self.verdicts, cases))
+        return ", ".join(f"<answer>{verdict}</answer> {case}" for verdict, case in zip(self.verdicts, cases))
 
 
 @block(COMPARISONS)
@@ -143,10 +143,10 @@ def swap_answers(prompt: Prompt) -> Prompt:
     made = prompt.meta.get("comparison")
     if not isinstance(made, dict):
         raise ValueError(f"prompt '{prompt.id}': got no comparison, expected data.comparison to make one of its row")
-    one, other = made["places"]
+    a, b = made["places"]
     last = max(place for place, turn in enumerate(prompt.turns) if turn.role == "user")
     parts = list(prompt.turns[last].parts)
-    parts[one], parts[other] = parts[other], parts[one]
+    parts[a], parts[b] = parts[b], parts[a]
     turns = tuple(
         replace(turn, parts=tuple(parts)) if place == last else turn for place, turn in enumerate(prompt.turns)
     )

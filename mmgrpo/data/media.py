@@ -70,7 +70,7 @@ OPTIONS: dict[str, dict[str, Option]] = {
         "times": (
             lambda value: (
                 isinstance(value, list)
-                and all(_is_number(one) and 0 <= one <= LONGEST for one in value)
+                and all(_is_number(number) and 0 <= number <= LONGEST for number in value)
                 and value == sorted(value)
                 and bool(value)
             ),

@@ -284,10 +284,10 @@ def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
         raise ValueError(f"{place}: got {show_value(calls)}, {expected}")
     read = []
     for call in calls:
-        own = call.get("function", call) if isinstance(call, dict) else None
-        if not isinstance(own, dict) or not isinstance(own.get("name"), str):
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ValueError(f"{place}: got {show_value(call)}, {expected}")
-        given = own.get("arguments")
+        given = function.get("arguments")
         if isinstance(given, str):
             try:
                 check_values(given := object_of(given))
@@ -295,15 +295,15 @@ def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
                 raise ValueError(f"{place}: arguments: {error}") from None
         if not isinstance(given, dict | None):
             raise ValueError(f"{place}: got arguments {show_value(given)}, {expected}")
-        called = {**own, "arguments": given or {}}
-        read.append({**call, "function": called} if own is not call else called)
+        called = {**function, "arguments": given or {}}
+        read.append({**call, "function": called} if function is not call else called)
     return read
 
 
 def calls_written(calls: Iterable[Mapping[str, Any]]) -> str:
     """Calls as a policy writes them, in the form of Hermes and Qwen."""
     named = [call.get("function", call) for call in calls]
-    texts = [json.dumps({key: one[key] for key in ("name", "arguments")}, ensure_ascii=False) for one in named]
+    texts = [json.dumps({key: call[key] for key in ("name", "arguments")}, ensure_ascii=False) for call in named]
     return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in texts)
 
 

@@ -37,24 +37,26 @@ def _grade_chosen(row: Mapping[str, Any], first: str = "chosen", second: str = "
         isinstance(value, list) and bool(value) and all(isinstance(v, str) for v in value) for value, _ in several
     ]
     if any(listed):
-        return [(one, grade) for value, grade in several for one in (value if isinstance(value, list) else [value])]
+        return [
+            (answer, grade) for value, grade in several for answer in (value if isinstance(value, list) else [value])
+        ]
     return several
 
 
 def _grade_by_order(value: Any) -> Graded:
     several = value if isinstance(value, list) else [value]
-    return [(one, -float(place)) for place, one in enumerate(several)]
+    return [(answer, -float(place)) for place, answer in enumerate(several)]
 
 
 def _grade_by_numbers(row: Mapping[str, Any], contents: str, numbers: str, sign: float) -> Graded:
-    found, grades = row[contents], row[numbers]
+    answers, grades = row[contents], row[numbers]
     least = 1 if numbers == "ratings" else 2  # one rated answer may be better than what a policy gets
-    for name, value in ((contents, found), (numbers, grades)):
-        if not isinstance(value, list) or len(value) != len(found) or len(value) < least:
+    for name, value in ((contents, answers), (numbers, grades)):
+        if not isinstance(value, list) or len(value) != len(answers) or len(value) < least:
             raise ValueError(
                 f"'{name}': got {show_value(value)}, expected a list of {least} or more, as long as '{contents}'"
             )
-    return [(one, sign * _number(grade, numbers)) for one, grade in zip(found, grades, strict=True)]
+    return [(answer, sign * _number(grade, numbers)) for answer, grade in zip(answers, grades, strict=True)]
 
 
 def _grade_votes(row: Mapping[str, Any], first: str, second: str) -> Graded:
@@ -121,7 +123,7 @@ def with_answers(row: Mapping[str, Any], root: Path) -> tuple[Mapping[str, Any],
         if shared:
             row["prompt"] = shared
     answers = [_answer(content, grade, kind, root) for content, grade in graded]
-    return row, tuple(sorted(answers, key=lambda one: -one.grade))
+    return row, tuple(sorted(answers, key=lambda answer: -answer.grade))
 
 
 def _shared_turns(contents: Sequence[Any]) -> list[Any]:
@@ -145,17 +147,17 @@ def _answer(content: Any, grade: float, kind: str, root: Path) -> Answer:
         return Answer(last["content"], None, grade)
     if isinstance(content, Mapping) and isinstance(content.get("text"), str):
         return Answer(content["text"], None, grade)
-    own = next((name for name, memory in IN_MEMORY.items() if isinstance(content, memory)), "")
+    memory_kind = next((name for name, memory in IN_MEMORY.items() if isinstance(content, memory)), "")
     if isinstance(content, str) and not isinstance(content, Inside):
         suffix = next((name for name, ends in SUFFIXES.items() if content.lower().endswith(ends)), "")
         if not (suffix or kind) or "://" in content:
             return Answer(content, None, grade)
         return Answer(content if not kind else "", medium_of({"path": content}, kind or suffix, root), grade)
-    if own or isinstance(content, str | Mapping):
+    if memory_kind or isinstance(content, str | Mapping):
         of = dict(content) if isinstance(content, Mapping) else {"path": content}
         file = str(of.get("path", "")).lower()
         named = next((name for name in IN_MEMORY if name in of or file.endswith(SUFFIXES[name])), "image")
-        return Answer("", medium_of(of, own or kind or named, root), grade)
+        return Answer("", medium_of(of, memory_kind or kind or named, root), grade)
     raise ValueError(f"answer: got {show_value(content)}, expected a text, turns with the assistant last, or a medium")
 
 
@@ -164,16 +166,16 @@ def lacking(prompt: Prompt, kind: str) -> str:
     ``audio``. Empty where they can."""
     if not prompt.answers:
         return "has no answers that are compared, e.g. in columns 'chosen' and 'rejected' (docs/data.md lists layouts)"
-    if kind == "text" and not all(one.text for one in prompt.answers):
+    if kind == "text" and not all(answer.text for answer in prompt.answers):
         return "has an answer without text"
     if kind != "text":
-        for one in prompt.answers:
-            if one.media is None or one.media.kind != kind:
-                got = one.media.kind if one.media else f"the text {show_value(one.text)}"
+        for answer in prompt.answers:
+            if answer.media is None or answer.media.kind != kind:
+                got = answer.media.kind if answer.media else f"the text {show_value(answer.text)}"
                 return f"has the answer {got}, expected {'an' if kind[0] in 'ai' else 'a'} {kind}"
     return ""
 
 
 def is_tied(prompt: Prompt) -> bool:
     """Whether no answer of a prompt is better than another."""
-    return len({one.grade for one in prompt.answers}) < 2
+    return len({answer.grade for answer in prompt.answers}) < 2

@@ -78,7 +78,7 @@ def missing(path: Path) -> FileNotFoundError:
         return FileNotFoundError(f"{path}: is no regular file (working directory: {Path.cwd()})")
     folder = path.parent
     known = READERS.keys() | {path.suffix}
-    names = [one.name for one in folder.iterdir() if one.suffix in known] if folder.is_dir() else []
+    names = [file.name for file in folder.iterdir() if file.suffix in known] if folder.is_dir() else []
     near = closest(path.name, names)
     return FileNotFoundError(f"{path}: no such prompt file (working directory: {Path.cwd()}){'.' * bool(near)}{near}")
 

@@ -146,7 +146,7 @@ def in_blocks(prompts: Sequence[Prompt], choose: Choose) -> tuple[Sequence[Promp
     """``choose`` of all prompts at once, or of stored ones block by block."""
     if isinstance(prompts, Joined):
         chosen = [in_blocks(part, choose) for part in prompts.parts]
-        return Joined([usable for usable, _ in chosen]), [one for _, skipped in chosen for one in skipped]
+        return Joined([usable for usable, _ in chosen]), [row for _, skipped in chosen for row in skipped]
     return prompts.filter(choose) if isinstance(prompts, StoredPrompts) else choose(list(prompts))
 
 

@@ -75,7 +75,7 @@ def parse_source(path: Path) -> Source | None:
             definitions[node.name] = node
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names = [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
+            names = [child.id for target in targets for child in ast.walk(target) if isinstance(child, ast.Name)]
             definitions |= dict.fromkeys(names, node)
     imports: dict[str, tuple[str, str]] = {}
     for node in ast.walk(tree):
@@ -97,8 +97,8 @@ def keys_read(module: str, name: str = "") -> frozenset[str] | None:
         place = waiting.pop()
         if place not in seen:
             seen.add(place)
-            own, used = looked_through(*place, package)
-            keys |= own
+            mine, used = looked_through(*place, package)
+            keys |= mine
             waiting += used
     return frozenset(keys)
 
@@ -116,9 +116,9 @@ def looked_through(module: str, name: str, package: str) -> tuple[frozenset[str]
         return frozenset(), (origin,) if origin[0].partition(".")[0] == package or origin[0] == CHAT else ()
     tree = source.definitions[name] if name else source.whole
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    used = [(module, one) for one in names if one in source.definitions or one in source.imports]
+    used = [(module, n) for n in names if n in source.definitions or n in source.imports]
     # Tables of the house name functions as text, module:function.
-    used += [(one.partition(":")[0], one.partition(":")[2]) for one in objects_in(tree, package)]
+    used += [(path.partition(":")[0], path.partition(":")[2]) for path in objects_in(tree, package)]
     return frozenset(keys_in(tree)), tuple(used)
 
 
@@ -141,11 +141,11 @@ def keys_in(tree: ast.AST, names: tuple[str, ...] = ("meta",)) -> Iterator[str]:
                 and is_meta(node.func.value, names)
             ):
                 yield from texts(node.args[:1])
-            elif any(isinstance(one, ast.Name) and one.id == "prompt" for one in node.args):
+            elif any(isinstance(argument, ast.Name) and argument.id == "prompt" for argument in node.args):
                 yield from texts(node.args)
         elif isinstance(node, ast.Subscript) and is_meta(node.value, names):
             yield from texts([node.slice])
-        elif isinstance(node, ast.Compare) and any(is_meta(one, names) for one in node.comparators):
+        elif isinstance(node, ast.Compare) and any(is_meta(operand, names) for operand in node.comparators):
             yield from texts([node.left])
         elif isinstance(node, ast.Attribute) and node.attr == "role":
             yield from ROLES
@@ -183,9 +183,9 @@ def words_of(path: Path, name: str = "") -> frozenset[str] | None:
             words |= ROLES
         words |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg | ast.keyword) and node.arg}
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        waiting += [(place[0], one) for one in names if one in source.definitions]
-        nearby = [(place[0].with_name(f"{source.imports[one][0]}.py"), one) for one in names if one in source.imports]
-        waiting += [(file, one) for file, one in nearby if file.is_file()]
+        waiting += [(place[0], n) for n in names if n in source.definitions]
+        nearby = [(place[0].with_name(f"{source.imports[n][0]}.py"), n) for n in names if n in source.imports]
+        waiting += [(file, n) for file, n in nearby if file.is_file()]
     return frozenset(words)
 
 
@@ -207,9 +207,9 @@ def keys_of(prompts: Sequence[Prompt]) -> Counter[str]:
 def unread(keys: Mapping[str, int], read: Iterable[frozenset[str] | None]) -> dict[str, int]:
     """The keys that none of the readers reads, with their numbers of rows; none where a reader is unknown (None)."""
     readers = list(read)
-    if any(one is None for one in readers):
+    if any(reader is None for reader in readers):
         return {}
-    known = MADE.union(*(one for one in readers if one is not None), keys_of_rows())
+    known = MADE.union(*(reader for reader in readers if reader is not None), keys_of_rows())
     return {key: count for key, count in keys.items() if key not in known}
 
 

@@ -209,8 +209,8 @@ def fill_text(
     """The text with {sample}, {verdict}, {answer}, columns of the prompt's row, and what judges ``said`` of the sample
     in it; ValueError for a column that the row has not."""
 
-    def value(found: re.Match[str]) -> str:
-        name = found[1]
+    def value(match: re.Match[str]) -> str:
+        name = match[1]
         if name in said:
             return said[name]
         if name == "sample":
@@ -252,6 +252,6 @@ def without_answer(prompt: Prompt, kind: str) -> str:
     """Why a prompt has no answer of a kind (``text``, ``image``, ...) that could join its group, in words; empty where
     it has."""
     listed = prompt.answer if isinstance(prompt.answer, list | tuple) and prompt.answer else [prompt.answer]
-    if kind == "text" and (prompt.answers or all(isinstance(one, str) and one for one in listed)):
+    if kind == "text" and (prompt.answers or all(isinstance(text, str) and text for text in listed)):
         return lacking(prompt, kind) if prompt.answers else ""
     return "has no answer in words; add the column answer" if kind == "text" else lacking(prompt, kind)

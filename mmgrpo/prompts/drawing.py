@@ -92,15 +92,15 @@ class Sampling:
         """Bind the texts of ``algorithm.sampler`` and ``algorithm.trackers``; errors come here, before the run."""
         bound: dict[str, list[Bound]] = {kind: [] for kind in KINDS}
         for text in samplers:
-            one = bind_scheduled(text, SAMPLERS, "algorithm.sampler")
-            kind = next((kind for kind, table in KINDS.items() if one.block in table.values()), "")
+            sampler = bind_scheduled(text, SAMPLERS, "algorithm.sampler")
+            kind = next((kind for kind, table in KINDS.items() if sampler.block in table.values()), "")
             if not kind:
                 raise ValueError(f"algorithm.sampler: got '{text}', expected one of {', '.join(SAMPLERS)}")
             if kind in ("REDRAWS", "STAGES"):
-                one = bind(text, SAMPLERS, "algorithm.sampler")
-            bound[kind].append(one)
+                sampler = bind(text, SAMPLERS, "algorithm.sampler")
+            bound[kind].append(sampler)
         for first, second in EXCLUSIVE:
-            both = [one.text for one in (*bound[first][:1], *bound[second][first == second :][:1])]
+            both = [s.text for s in (*bound[first][:1], *bound[second][first == second :][:1])]
             if len(both) > 1:
                 raise ValueError(
                     f"algorithm.sampler: got '{both[0]}' and '{both[1]}', of which a round can have one; choose one"
@@ -117,13 +117,13 @@ class Sampling:
         )
         if made.redraws_ is not None and not made.redraws_.needs:
             made.redraws_({})  # the check of its parameters
-        made.refuse({name for one in made.blocks for name in one.needs if name in READS}, "algorithm.sampler")
+        made.refuse({name for block in made.blocks for name in block.needs if name in READS}, "algorithm.sampler")
         return made
 
     @property
     def blocks(self) -> tuple[Bound, ...]:
         several = (self.redraws_, *self.filters, self.choice, self.arms, self.sizes, self.stages)
-        return tuple(one for one in several if one is not None)
+        return tuple(block for block in several if block is not None)
 
     @property
     def uniform(self) -> bool:
@@ -135,7 +135,7 @@ class Sampling:
     def column(self) -> str:
         """The column of categories; empty where there are none."""
         several = [*([self.arms] if self.arms else []), *self.trackers]
-        columns = [_parameter(one, "column") for one in several if "column" in one.block.parameters]
+        columns = [_parameter(tracker, "column") for tracker in several if "column" in tracker.block.parameters]
         if len({*columns}) > 1:
             raise ValueError(f"algorithm.trackers: got categories by {' and '.join(columns)}, expected one column")
         return columns[0] if columns else ""
@@ -157,7 +157,7 @@ class Sampling:
 
     def ledger(self, prompts: Sequence[Prompt], files: Mapping[bytes, str] | None = None) -> Ledger:
         """The empty ledger of a run; ``files`` are the training files of prompts by ``content_digest``."""
-        columns = {_parameter(one, "column") for one in self.filters if "column_values" in one.needs}
+        columns = {_parameter(rule, "column") for rule in self.filters if "column_values" in rule.needs}
         given = {column: numbers_of(prompts, column) for column in columns}
         if not self.column:
             return Ledger(len(prompts), self.trackers, given=given)
@@ -405,11 +405,11 @@ class Drawing:
             self.cursor += count
             return indices
         allowed = torch.ones(self.order.size, dtype=torch.bool)
-        for one in self.sampling.filters:
-            allowed = allowed & one(self._inputs(one))
+        for rule in self.sampling.filters:
+            allowed = allowed & rule(self._inputs(rule))
             if not bool(allowed.any()):
                 raise ValueError(
-                    f"algorithm.sampler: '{one.text}' leaves no prompt of {self.order.size} in round {self.number}; "
+                    f"algorithm.sampler: '{rule.text}' leaves no prompt of {self.order.size} in round {self.number}; "
                     "stop the run here, or loosen the filter"
                 )
         if self.sampling.filters:

@@ -68,18 +68,18 @@ class Library:
         no list of them changes nothing."""
         kept: list[str | None] = list(self.experiences)
         added: list[str] = []
-        for one in operations(answer)[:most]:
-            given, text = one.get("number"), one.get("text")
+        for operation in operations(answer)[:most]:
+            given, text = operation.get("number"), operation.get("text")
             number = given if type(given) is int else 0
             known = 1 <= number <= len(kept)
             fits = isinstance(text, str) and 0 < len(text.strip()) <= LONGEST
-            if one.get("do") == "add" and fits:
+            if operation.get("do") == "add" and fits:
                 added.append(str(text).strip())
-            elif one.get("do") == "modify" and known and fits:
+            elif operation.get("do") == "modify" and known and fits:
                 kept[number - 1] = str(text).strip()
-            elif one.get("do") == "delete" and known:
+            elif operation.get("do") == "delete" and known:
                 kept[number - 1] = None
-        several = dict.fromkeys([one for one in kept if one is not None] + added)  # each once, in order
+        several = dict.fromkeys([entry for entry in kept if entry is not None] + added)  # each once, in order
         return replace(self, experiences=tuple(several)[: self.largest])
 
     def write(self, path: Path) -> None:
@@ -101,10 +101,10 @@ def operations(answer: str) -> list[Mapping[str, Any]]:
     """The JSON objects of the last list in an answer; none where it holds no list."""
     start, end = answer.find("["), answer.rfind("]")
     try:
-        found = json.loads(answer[start : end + 1]) if 0 <= start < end else []
+        entries = json.loads(answer[start : end + 1]) if 0 <= start < end else []
     except (ValueError, RecursionError):
         return []
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
 @dataclass(frozen=True)
@@ -147,34 +147,34 @@ def learn(
     default the policy itself, at its temperature of evaluation, which must not be 0 for samples to differ. Batch, group
     size and one experience a prompt are those of the released configuration for mathematics, at temperature .7.
     """
-    found = Learning(library or Library())
+    learning = Learning(library or Library())
     for epoch in range(epochs):
         order = PromptOrder(len(prompts), derive(seed, "experience", epoch)).take(0, len(prompts))
         for start in range(0, len(order), batch):
             some = [prompts[place] for place in order[start : start + batch]]
             number = derive(seed, "experience", epoch, start)
-            given = [found.library.prompt(prompt) for prompt in some]
+            given = [learning.library.prompt(prompt) for prompt in some]
             slots = list(range(len(given)))
-            outputs = policy.sample(Request(given, slots, group_size, number, len(found.rounds)))
+            outputs = policy.sample(Request(given, slots, group_size, number, len(learning.rounds)))
             rows = [prompt for prompt in some for _ in range(group_size)]
             scores = score_outputs(scorers, rows, outputs)
             weights = [scorer.weight for scorer in scorers]
             values = [sum(w * v for w, v in zip(weights, row, strict=True)) for row in scores.values.tolist()]
             valid = [all(row) for row in scores.valid[:, [bool(w) for w in weights]].tolist()]
-            asked, present = 0, found.library
+            mixed, present = 0, learning.library
             for place, prompt in enumerate(some):
                 members = range(place * group_size, (place + 1) * group_size)
                 group = [(outputs[row], values[row] >= right) for row in members if valid[row]]
                 if len({good for _, good in group}) < 2:
                     continue
-                asked += 1
+                mixed += 1
                 question = difference(prompt, group, present, most)
                 answer = ask(question, prompt) if ask else _ask(policy, question, prompt, derive(number, "ask", place))
                 present = present.apply_operations(answer, most)
             scored = [value for value, is_valid in zip(values, valid, strict=True) if is_valid]
-            found.rounds.append(Round(sum(scored) / len(scored) if scored else float("nan"), asked, present))
-            found.library = present
-    return found
+            learning.rounds.append(Round(sum(scored) / len(scored) if scored else float("nan"), mixed, present))
+            learning.library = present
+    return learning
 
 
 def difference(prompt: Prompt, group: Sequence[tuple[Output, bool]], library: Library, most: int) -> str:

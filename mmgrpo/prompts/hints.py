@@ -118,8 +118,8 @@ def with_hint(prompt: Prompt, hint: str, phrase: str) -> Prompt:
 def with_budget(prompt: Prompt, hint: Hint) -> Prompt:
     """The prompt with the budget, of at least one token, after the last user turn."""
     tokens = max(1, int(hint.budget))
-    asked = with_hint(prompt, hint.phrase.replace("{tokens}", str(tokens)), "")
-    return replace(asked, meta={**prompt.meta, "budget": tokens})
+    hinted = with_hint(prompt, hint.phrase.replace("{tokens}", str(tokens)), "")
+    return replace(hinted, meta={**prompt.meta, "budget": tokens})
 
 
 def staged_hint(prompt: Prompt, hint: Hint, stage: int) -> Prompt | None:
@@ -132,13 +132,13 @@ def staged_hint(prompt: Prompt, hint: Hint, stage: int) -> Prompt | None:
 
 def step_hint(prompt: Prompt, hint: Hint, seed: int, slot: int) -> Prompt:
     """The prompt with the first m of its solution's steps, m drawn by seed and slot."""
-    found = solution_of(prompt, hint.column)
-    if not isinstance(found, list | tuple) or not found or not all(isinstance(one, str) for one in found):
+    solution = solution_of(prompt, hint.column)
+    if not isinstance(solution, list | tuple) or not solution or not all(isinstance(step, str) for step in solution):
         raise ValueError(
-            f"prompt '{prompt.id}': got {hint.column} {found!r:.80}, expected a list of texts, the steps of its "
+            f"prompt '{prompt.id}': got {hint.column} {solution!r:.80}, expected a list of texts, the steps of its "
             "solution, which algorithm.hint gives; add the column, or choose another hint"
         )
     import torch
 
-    count = int(torch.randint(len(found), (1,), generator=stream(seed, "hint", slot)))
-    return with_hint(prompt, "\n".join(found[:count]), hint.phrase)
+    count = int(torch.randint(len(solution), (1,), generator=stream(seed, "hint", slot)))
+    return with_hint(prompt, "\n".join(solution[:count]), hint.phrase)

@@ -209,10 +209,10 @@ def own(
     together = together and not rubric
     if not low < high:
         raise ValueError(f"own: low: got {low} and high {high}, expected low below high")
-    asked = text or (CRITERIA if rubric else TOGETHER if together else POINT)
+    question = text or (CRITERIA if rubric else TOGETHER if together else POINT)
     return Judging(
         "own", samples=votes, tokens=tokens, task=task, words=_two(words, "own: words"), shown=shown, reward=reward,
-        point=asked, network=network, together=together, low=low, high=high, verifier=verifier, rubric=rubric,
+        point=question, network=network, together=together, low=low, high=high, verifier=verifier, rubric=rubric,
         every=every if rubric else 0, read=read, meta=meta, rubric_tokens=rubric_tokens,
     )  # fmt: skip
 
@@ -252,7 +252,7 @@ def self_play(
 
 
 def _two(words: Sequence[str], where: str) -> tuple[str, str]:
-    if len({one.casefold() for one in words}) != 2 or len(words) != 2 or not all(words):
+    if len({word.casefold() for word in words}) != 2 or len(words) != 2 or not all(words):
         raise ValueError(f"{where}: got {list(words)!r}, expected two different words")
     return words[0], words[1]
 
@@ -304,20 +304,23 @@ def questions(
     return [*_cap(judged, rule.most, seed, number), *_cap(reflected, rule.reflections, seed, number)]
 
 
-def _cap(asked: Sequence[Question], most: int, seed: int, number: int) -> list[Question]:
+def _cap(questions: Sequence[Question], most: int, seed: int, number: int) -> list[Question]:
     """At most so many, drawn by seed, in their order."""
-    if len(asked) <= most:
-        return list(asked)
-    chosen = torch.randperm(len(asked), generator=stream(seed, "judging at most", number, asked[0].kind))[:most]
-    return [asked[place] for place in sorted(chosen.tolist())]
+    if len(questions) <= most:
+        return list(questions)
+    chosen = torch.randperm(len(questions), generator=stream(seed, "judging at most", number, questions[0].kind))[:most]
+    return [questions[place] for place in sorted(chosen.tolist())]
 
 
-def _balance(asked: Sequence[Question], seed: int, number: int) -> list[Question]:
+def _balance(questions: Sequence[Question], seed: int, number: int) -> list[Question]:
     """Of questions about one sample as many with either answer."""
-    points = [[one for one in asked if one.kind == "point" and one.right == right] for right in (True, False)]
+    points = [
+        [question for question in questions if question.kind == "point" and question.right == right]
+        for right in (True, False)
+    ]
     least = min(map(len, points))
-    kept = {one.key for some in points for one in _cap(some, least, seed, number)}
-    return [one for one in asked if one.kind != "point" or one.key in kept]
+    kept = {question.key for some in points for question in _cap(some, least, seed, number)}
+    return [question for question in questions if question.kind != "point" or question.key in kept]
 
 
 def asking(question: Question, prompt: Prompt, samples: Sequence[str], rule: Judging) -> Prompt:
@@ -334,7 +337,7 @@ def asking(question: Question, prompt: Prompt, samples: Sequence[str], rule: Jud
 
 def points_of(rubric: str) -> float:
     """The sum of the points that a rubric gives in brackets: "[2] short [3] true" is 5."""
-    return float(sum(int(one) for one in re.findall(r"\[(\d{1,4})\]", rubric)))
+    return float(sum(int(points) for points in re.findall(r"\[(\d{1,4})\]", rubric)))
 
 
 def proposing(prompt: Prompt, sample: str, score: float, rubric: str) -> Prompt:
@@ -360,8 +363,8 @@ def scoring(prompt: Prompt, samples: Sequence[str], rule: Judging, rubric: str =
 def verdict(text: str, words: Sequence[str]) -> int | None:
     """Which of the words stands last in a text, or in the answer that it marks; None where none does."""
     pattern = "|".join(rf"(?<!\w){re.escape(word)}(?!\w)" for word in words)
-    found = re.findall(pattern, answer_in(text), re.IGNORECASE)
-    return [word.casefold() for word in words].index(found[-1].casefold()) if found else None
+    matches = re.findall(pattern, answer_in(text), re.IGNORECASE)
+    return [word.casefold() for word in words].index(matches[-1].casefold()) if matches else None
 
 
 def scores_in(text: str, count: int, low: float, high: float) -> list[float] | None:
@@ -369,16 +372,16 @@ def scores_in(text: str, count: int, low: float, high: float) -> list[float] | N
 
     "7, 3" for two samples are .7 and .3 of the scale 0 to 10.
     """
-    numbers = [float(one) for one in re.findall(r"-?\d+(?:\.\d+)?", answer_in(text))]
-    if len(numbers) != count or not all(low <= one <= high for one in numbers):
+    numbers = [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", answer_in(text))]
+    if len(numbers) != count or not all(low <= number <= high for number in numbers):
         return None
-    return [one / max(abs(low), abs(high)) for one in numbers]
+    return [number / max(abs(low), abs(high)) for number in numbers]
 
 
 def answer_in(text: str) -> str:
     """What stands in the last ``\\boxed{}`` without further braces, or ``<answer>``, of a text; else the text."""
-    found = re.findall(r"\\boxed\{([^{}]*)\}|<answer>(.*?)</answer>", text, re.DOTALL)
-    return (found[-1][0] or found[-1][1]).strip() if found else text
+    matches = re.findall(r"\\boxed\{([^{}]*)\}|<answer>(.*?)</answer>", text, re.DOTALL)
+    return (matches[-1][0] or matches[-1][1]).strip() if matches else text
 
 
 def agreement(judged: Sequence[float], known: Sequence[float]) -> tuple[float, int]:
@@ -387,9 +390,9 @@ def agreement(judged: Sequence[float], known: Sequence[float]) -> tuple[float, i
     Judged .7, .3, .3 where 1, 0, 1 is known: 1 and 1/2 of 2.
     """
     right, count = 0.0, 0
-    for one in range(len(known)):
-        for other in range(len(known)):
-            if known[one] > known[other]:
+    for first in range(len(known)):
+        for second in range(len(known)):
+            if known[first] > known[second]:
                 count += 1
-                right += 1.0 if judged[one] > judged[other] else 0.5 if judged[one] == judged[other] else 0.0
+                right += 1.0 if judged[first] > judged[second] else 0.5 if judged[first] == judged[second] else 0.0
     return right, count

@@ -229,12 +229,16 @@ class Ledger:
 
     def start(self, measured: Mapping[int, Measured]) -> None:
         """Enter what was measured before the run, by number of the prompt."""
-        for index, one in measured.items():
-            rewards = torch.full((one.count,), one.mean, dtype=torch.float64)
+        for index, prior in measured.items():
+            rewards = torch.full((prior.count,), prior.mean, dtype=torch.float64)
             zero = torch.zeros_like(rewards)
             seen = Seen(rewards, zero.long(), zero, zero, zero.long(), first=True, offline=True)
             self._visit(index, seen, 0)
-            row = {"best": one.best, "last_variance": one.variance, "squares": one.count * (one.variance + one.mean**2)}
+            row = {
+                "best": prior.best,
+                "last_variance": prior.variance,
+                "squares": prior.count * (prior.variance + prior.mean**2),
+            }
             for name, value in row.items():
                 self.columns[PROMPTS][name][index] = value
 
@@ -399,7 +403,7 @@ def measured_before(path: str | Path, weights: Mapping[str, float]) -> dict[str,
             raise ValueError(
                 f"data.ledger: {place} has no values of the reward '{missing[0]}'; evaluate with the rewards of the run"
             )
-    found = {}
+    measured = {}
     for key, row in rows.items():
         samples = [
             sum(weights[name] * v for name, v in zip(names, values)) if None not in values else math.nan
@@ -407,15 +411,15 @@ def measured_before(path: str | Path, weights: Mapping[str, float]) -> dict[str,
         ]
         scored = [value for value in samples if not math.isnan(value)]
         if scored:
-            found[key] = Measured.of(scored)
-    return found
+            measured[key] = Measured.of(scored)
+    return measured
 
 
 def by_number(prompts: Iterable[Prompt], measured: Mapping[str, Measured], path: str) -> dict[int, Measured]:
     """``measured`` by number of the prompt; ValueError where it is of none of them."""
-    found = {index: measured[key] for index, prompt in enumerate(prompts) if (key := key_of(prompt)) in measured}
-    if not found:
+    matches = {index: measured[key] for index, prompt in enumerate(prompts) if (key := key_of(prompt)) in measured}
+    if not matches:
         raise ValueError(
             f"data.ledger: {path}: got {len(measured)} prompts, expected some of the training set; evaluate data.train"
         )
-    return found
+    return matches

@@ -37,13 +37,13 @@ def fit_ridge(points: Numbers, scores: Numbers, ridge: float) -> Fit:
         centre, mean = columns.mean(0), scores.mean()
         shifted = columns - centre
         gram = shifted.T @ shifted + ridge * np.eye(columns.shape[1])
-        found = np.linalg.solve(gram, shifted.T @ (scores - mean))
+        coefficients = np.linalg.solve(gram, shifted.T @ (scores - mean))
         square = np.zeros((size, size))
-        square[upper] = found[size:]
-        return Fit(float(mean - centre @ found), found[:size], (square + square.T) / 2)
+        square[upper] = coefficients[size:]
+        return Fit(float(mean - centre @ coefficients), coefficients[:size], (square + square.T) / 2)
 
     rest = [np.arange(len(scores)) != left for left in range(len(scores))] if len(scores) > 2 else []
-    errors = [abs(fit(points[own], scores[own]).at(points[~own][0]) - scores[~own][0]) for own in rest]
+    errors = [abs(fit(points[kept], scores[kept]).at(points[~kept][0]) - scores[~kept][0]) for kept in rest]
     whole = fit(points, scores)
     return Fit(whole.constant, whole.linear, whole.square, float(np.mean(errors)) if errors else float("nan"))
 
@@ -57,15 +57,15 @@ def largest(linear: Numbers, square: Numbers) -> Numbers:
     size, best, value = len(linear), np.eye(len(linear))[0], -np.inf
     for count in range(1, size + 1):
         for face in combinations(range(size), count):
-            own = np.array(face)
+            corners = np.array(face)
             system = np.zeros((count + 1, count + 1))
-            system[:count, :count] = 2 * square[np.ix_(own, own)]
+            system[:count, :count] = 2 * square[np.ix_(corners, corners)]
             system[:count, count] = system[count, :count] = 1
-            solved = np.linalg.lstsq(system, np.append(-linear[own], 1.0), rcond=None)[0][:count]
+            solved = np.linalg.lstsq(system, np.append(-linear[corners], 1.0), rcond=None)[0][:count]
             if solved.min() < -1e-12 or abs(solved.sum() - 1) > 1e-9:
                 continue
             weights = np.zeros(size)
-            weights[own] = solved.clip(0) / solved.clip(0).sum()
+            weights[corners] = solved.clip(0) / solved.clip(0).sum()
             reached = float(linear @ weights + weights @ square @ weights)
             if reached > value + 1e-12:
                 best, value = weights, reached

@@ -62,11 +62,11 @@ class Buffer:
 
     def draw(self, prompt: int, settings: Replay, step: int, generator: torch.Generator) -> list[Stored]:
         """Rows of a prompt by the strategy, in the order in which they entered; none below ``settings.least``."""
-        own = [row for row in self.rows if row.prompt == prompt and not is_expired(row, settings, step)]
-        if len(own) < max(1, settings.least):
+        stored = [row for row in self.rows if row.prompt == prompt and not is_expired(row, settings, step)]
+        if len(stored) < max(1, settings.least):
             return []
-        found = [own[place] for place in sorted(choose([row.reward for row in own], settings, generator))]
-        return [replace(row, record=self._read(row.digest)) if row.digest else row for row in found]
+        drawn = [stored[place] for place in sorted(choose([row.reward for row in stored], settings, generator))]
+        return [replace(row, record=self._read(row.digest)) if row.digest else row for row in drawn]
 
     def insert(
         self, rows: Sequence[Stored], settings: Replay, step: int, averages: Mapping[int, float] | None = None
@@ -119,16 +119,16 @@ class Buffer:
         """Everything as tensors, for a checkpoint; empty without rows."""
         if not self.rows:
             return {}
-        found = {
+        tensors = {
             "places": torch.tensor([[row.prompt, row.step] for row in self.rows]),
             "rewards": torch.tensor([row.reward for row in self.rows], dtype=torch.float64),
             "scores": torch.stack([row.scores for row in self.rows]),
         }
         if self.folder is not None:
-            found[FILES] = torch.tensor([list(bytes.fromhex(row.digest)) for row in self.rows], dtype=torch.uint8)
+            tensors[FILES] = torch.tensor([list(bytes.fromhex(row.digest)) for row in self.rows], dtype=torch.uint8)
         for number, row in enumerate(self.rows):
-            found |= {f"{number}.{name}": value for name, value in row.record.items()}
-        return found
+            tensors |= {f"{number}.{name}": value for name, value in row.record.items()}
+        return tensors
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of ``tensors``."""
@@ -213,7 +213,7 @@ def choose(rewards: Sequence[float], settings: Replay, generator: torch.Generato
         return highest[:count]
     lowest = sorted(places, key=lambda place: rewards[place])
     subsets = [highest[: count - low] + lowest[:low] for low in range(count + 1)]
-    return max(subsets, key=lambda one: _variance([rewards[place] for place in one]))
+    return max(subsets, key=lambda subset: _variance([rewards[place] for place in subset]))
 
 
 def _variance(values: Sequence[float]) -> float:

@@ -142,7 +142,7 @@ def difficulty_stages(
     the last (CRAFT-GUI, arXiv:2508.11360: by the length of the trajectory; its stages are not stated)."""
     if len(until) != len(most):
         raise ValueError(f"algorithm.sampler: difficulty_stages: got {len(until)} rounds and {len(most)} limits")
-    limit = next((one for end, one in zip(until, most, strict=True) if round < end), math.inf)
+    limit = next((largest for end, largest in zip(until, most, strict=True) if round < end), math.inf)
     return column_values <= limit
 
 
@@ -238,7 +238,7 @@ def mixture(category_names: Sequence[str], *, weights: Mapping[str, int | float]
     after=300)} moves from one tier to another (RMT, arXiv:2509.24375, which states no weights).
     MoDoMoDo ends a run when a category is used up; here its next permutation follows.
     """
-    if texts := [one for one in weights.values() if isinstance(one, str)]:
+    if texts := [weight for weight in weights.values() if isinstance(weight, str)]:
         raise ValueError(f"algorithm.sampler: mixture: got the weight '{texts[0]}', expected a number")
     if unknown := [name for name in weights if name not in category_names]:
         raise ValueError(
@@ -270,10 +270,10 @@ def knapsack(
     """
     rates = torch.where(last_count >= 16, last_mean, window_mean).clamp(0, 1).tolist()
     familiar = [number >= known for number in draws.tolist()]
-    sizes = [min(least, count) if one else count for one in familiar]
+    sizes = [min(least, count) if is_familiar else count for is_familiar in familiar]
     budget = count * len(rates) - sum(sizes)
     effective = [place for place, rate in enumerate(rates) if familiar[place] and 0 < rate < 1]
-    others = [place for place, one in enumerate(familiar) if one and place not in {*effective}]
+    others = [place for place, is_familiar in enumerate(familiar) if is_familiar and place not in {*effective}]
     never = [place for place in others if rates[place] == 0]
     cost = {place: math.log(0.1) / math.log(max(rates[place], 1 - rates[place])) for place in effective}
     useful = sum(max(0, min(most, int(cost[place])) - sizes[place]) for place in effective)

@@ -37,7 +37,7 @@ class Pair:
 def documents_of(prompt: Prompt) -> list[str]:
     """The documents of a row; ValueError for one without."""
     given = prompt.meta.get("documents")
-    if not isinstance(given, list | tuple) or not given or not all(isinstance(one, str) and one for one in given):
+    if not isinstance(given, list | tuple) or not given or not all(isinstance(text, str) and text for text in given):
         raise ValueError(
             f"algorithm.judging: self_play: prompt '{prompt.id}': got documents {given!r:.80}, expected a list of "
             "texts; add the column"
@@ -55,8 +55,8 @@ def draw_documents(prompt: Prompt, rule: SelfPlay, seed: int, number: int, slot:
 def asking(prompt: Prompt, read: Sequence[int], memory: Sequence[Pair], rule: SelfPlay) -> Prompt:
     """The prompt of the questioner: the documents that it is to read, those of remembered pairs, and these pairs."""
     every = documents_of(prompt)
-    shown = sorted({*read}.union(*(one.documents for one in memory)))
-    history = "".join(f"Earlier question: {one.question}\nIts answer: {one.answer}\n\n" for one in memory)
+    shown = sorted({*read}.union(*(pair.documents for pair in memory)))
+    history = "".join(f"Earlier question: {pair.question}\nIts answer: {pair.answer}\n\n" for pair in memory)
     said = {"documents": "\n\n".join(every[place] for place in shown), "history": history, "prompt": prompt.text}
     return replace(prompt, text=fill_text(rule.ask, prompt, said=said), turns=())
 
@@ -76,17 +76,17 @@ def verifying(prompt: Prompt, pair: Pair, sample: str, rule: SelfPlay) -> Prompt
 
 def pair_in(text: str) -> Pair | None:
     """The last question and answer that a text marks; None where one is missing or empty."""
-    found = [re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL) for tag in ("question", "answer")]
-    said = [one[-1].strip() for one in found if one]
+    matches = [re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL) for tag in ("question", "answer")]
+    said = [texts[-1].strip() for texts in matches if texts]
     return Pair(said[0], said[1]) if len(said) == 2 and all(said) else None
 
 
 def verdicts_of(texts: Sequence[str], words: Sequence[str]) -> tuple[bool, list[float]]:
     """Whether more than half of all say that answers agree, and the reward of each: 1 where it says what the majority
     says, 0 for another and for none. Five yes, two no and one of neither: yes; 1 1 1 1 1 0 0 0."""
-    said = [verdict(one, words) for one in texts]
-    majority = sum(one == 0 for one in said) > len(said) / 2
-    return majority, [float(one == (0 if majority else 1)) for one in said]
+    said = [verdict(text, words) for text in texts]
+    majority = sum(choice == 0 for choice in said) > len(said) / 2
+    return majority, [float(choice == (0 if majority else 1)) for choice in said]
 
 
 def worth_of_question(mean: float) -> float:

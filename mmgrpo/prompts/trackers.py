@@ -77,9 +77,9 @@ class Columns:
 
     def of(self, bound: Bound) -> dict[str, list[float] | float]:
         """The start values under the parameters of a bound tracker."""
-        defaults = {name: one.default for name, one in bound.block.parameters.items()}
+        defaults = {name: parameter.default for name, parameter in bound.block.parameters.items()}
         sizes = {**defaults, **bound.parameters}
-        return {name: [0.0] * sizes[one] if isinstance(one, str) else one for name, one in self.start.items()}
+        return {name: [0.0] * sizes[value] if isinstance(value, str) else value for name, value in self.start.items()}
 
 
 COLUMNS: dict[Callable[..., Any], Columns] = {}
@@ -265,7 +265,7 @@ def _quartiles(columns: Mapping[str, Tensor]) -> Tensor:
     """Of what ``difficulty`` has seen; NaN before."""
     means, levels = columns["difficulty_means"], torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
     some = [row[len(row) - int(count) :] for row, count in zip(means, columns["difficulty_count"], strict=True)]
-    return torch.stack([one.quantile(levels) if len(one) else torch.full((3,), torch.nan).double() for one in some])
+    return torch.stack([row.quantile(levels) if len(row) else torch.full((3,), torch.nan).double() for row in some])
 
 
 @block(TRACKERS, level="group")

@@ -36,7 +36,7 @@ class Requirement:
 
 def example_of(name: str, block: Block, under: str) -> str:
     """A block as a recipe may write it, with its parameter ``under`` in use."""
-    given = [key for key, one in block.parameters.items() if one.default is one.empty or key == under]
+    given = [key for key, parameter in block.parameters.items() if parameter.default is parameter.empty or key == under]
     return f"{name}({', '.join(f'{key}=...' for key in given)})"
 
 
@@ -148,7 +148,7 @@ def requirements_of(
     """What the blocks of an algorithm require: its line, the block as it is written, and the name."""
     for line, bounds in lines_of(recipe, loss, samplers).items():
         for bound in bounds:
-            inputs = [one for name, one in OF_INPUTS.items() if name in bound.needs]
+            inputs = [trait for name, trait in OF_INPUTS.items() if name in bound.needs]
             yield from ((line, bound.text, name) for name in dict.fromkeys([*bound.requires, *inputs]))
     if any(key.name == "tree" for key in recipe.keys):
         yield "keys", "tree", "subtrees"
@@ -158,20 +158,24 @@ def traits_of(
     recipe: AdvantageRecipe, loss: LossRecipe, schedules: Mapping[str, Schedule] = NO_SCHEDULES
 ) -> dict[tuple[str, str], frozenset[str]]:
     """What the blocks of an algorithm, and the schedules of settings, have by which others exclude them."""
-    bounds = [(f"algorithm.{line}", one) for line, several in lines_of(recipe, loss).items() for one in several]
+    bounds = [(f"algorithm.{line}", bound) for line, several in lines_of(recipe, loss).items() for bound in several]
     blocks = {
-        (name, one.text): {*one.needs, f"level={one.block.level}", *one.assignments}
-        | ({f"method={one.block.method}"} if one.block.method else set())
-        for name, one in bounds
+        (name, bound.text): {*bound.needs, f"level={bound.block.level}", *bound.assignments}
+        | ({f"method={bound.block.method}"} if bound.block.method else set())
+        for name, bound in bounds
     }
-    changing = {("schedules", f"{name}={one.text}"): {f"by={one.by}"} for name, one in schedules.items() if one.by}
+    changing = {
+        ("schedules", f"{name}={schedule.text}"): {f"by={schedule.by}"}
+        for name, schedule in schedules.items()
+        if schedule.by
+    }
     return {at: frozenset(traits) for at, traits in (blocks | changing).items()}
 
 
 def refuse_beside(recipe: AdvantageRecipe, loss: LossRecipe, used: Mapping[str, Any]) -> None:
     """ValueError for blocks of an algorithm that do not go together, or not with the values ``used`` of other settings
     and facts, all others having their defaults; and for a block without effect."""
-    lines = {line: [one.text for one in several] for line, several in lines_of(recipe, loss).items()}
+    lines = {line: [bound.text for bound in several] for line, several in lines_of(recipe, loss).items()}
     single = {line for line in lines if isinstance(DEFAULTS[f"algorithm.{line}"], str)}
     texts: dict[str, Any] = {line: several[0] if line in single else several for line, several in lines.items()}
     algorithm = Algorithm(**texts)
@@ -200,32 +204,32 @@ def refuse_unmet(
     for line, text, name in requirements_of(recipe, loss, samplers):
         if name not in REQUIREMENTS:
             raise ValueError(f"algorithm.{line}: '{text}' requires '{name}'.{nearest(name, REQUIREMENTS)}")
-        one = REQUIREMENTS[name]
-        if name not in has and (stated or not one.of_policy):
+        requirement = REQUIREMENTS[name]
+        if name not in has and (stated or not requirement.of_policy):
             raise ValueError(
-                f"algorithm.{line}: got '{text}', which needs {one.what}, and this run has none; set {one.how}, or "
-                f"choose another {line}"
+                f"algorithm.{line}: got '{text}', which needs {requirement.what}, and this run has none; set "
+                f"{requirement.how}, or choose another {line}"
             )
 
 
 def refuse_unread(recipe: AdvantageRecipe, loss: LossRecipe, samplers: Sequence[Bound] = ()) -> None:
     """ValueError for a network, or a parameter of it, of whose numbers nothing reads any."""
-    blocks = [one for several in lines_of(recipe, loss, samplers).values() for one in several]
-    read = recipe.fields.union(*(one.needs for one in blocks))
-    asked = {score.partition(".")[0] for score in all_scores(loss) if "." in score}
+    blocks = [bound for several in lines_of(recipe, loss, samplers).values() for bound in several]
+    read = recipe.fields.union(*(bound.needs for bound in blocks))
+    networks = {score.partition(".")[0] for score in all_scores(loss) if "." in score}
     for rule in loss.networks:
-        own, name = rule.block.gives, name_of(rule)
-        if not (rule.block.method or rule.parameters.get("samples") or name in asked):
+        gives, name = rule.block.gives, name_of(rule)
+        if not (rule.block.method or rule.parameters.get("samples") or name in networks):
             raise ValueError(
                 f"algorithm.networks: got '{name}', of which the objective '{loss.objective.text}' and the terms "
                 f"{[term.text for term in loss.terms]} ask nothing, and which draws no samples; leave it out, or "
                 f"choose an objective or a term that asks for {name}...."
             )
-        for under in dict.fromkeys(own[one] for one in rule.gives):
-            given = {one for one in own if under in ("", own[one])}
+        for under in dict.fromkeys(gives[name] for name in rule.gives):
+            given = {name for name in gives if under in ("", gives[name])}
             if not read & given:
                 tables = [table for several in TABLES.values() for table in several]
-                readers = sorted(name for table in tables for name, one in table.items() if given & {*one.needs})
+                readers = sorted(name for table in tables for name, block in table.items() if given & {*block.needs})
                 raise ValueError(
                     f"algorithm.networks: got '{rule.text}', and no block reads {' or '.join(sorted(given))}; leave "
                     f"{under or 'it'} out, or choose one that does: {', '.join(readers)}"

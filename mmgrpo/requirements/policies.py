@@ -34,7 +34,9 @@ def refuse_mismatch(
     given = of_algorithm(loss)
     known = {**run, "tree": "tree" in policy.keys, "turns": "turn of samples" in policy.provides}
     known |= {"positions": policy.kind != "tokens", "hidden_states": "hidden_state" in policy.provides}
-    known |= {"steps": known["turns"] or bool(policy.fields & STEP_FIELDS)} | {one: one in given for one in OF_NETWORKS}
+    known |= {"steps": known["turns"] or bool(policy.fields & STEP_FIELDS)} | {
+        trait: trait in given for trait in OF_NETWORKS
+    }
     refuse_unmet(recipe, loss, REQUIREMENTS.keys() - {name for name, there in known.items() if not there})
     for who, needed, there, remedy in policy_requirements(policy, recipe, loss, scorers):
         if lacking := sorted(needed - there):
@@ -98,7 +100,7 @@ def parts_of(
         if part.per and part.per not in keys:
             raise ValueError(f"algorithm.parts: per of {part.name}: unknown key '{part.per}'.{nearest(part.per, keys)}")
     rows = zip(recipe.parts, loss.parts, strict=True)
-    return [(there[own.name], of_part.recipe, own.loss) for of_part, own in rows]
+    return [(there[part_loss.name], of_part.recipe, part_loss.loss) for of_part, part_loss in rows]
 
 
 def refuse_alone(size: int, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
@@ -116,11 +118,11 @@ def refuse_alone(size: int, recipe: AdvantageRecipe, loss: LossRecipe) -> None:
 
 def refuse_tasks(loss: LossRecipe, prompts: Sequence[Prompt]) -> None:
     """Raise ValueError for a prompt whose task has no network where each task has its own."""
-    own: dict[str, set[str]] = {}
+    taught: dict[str, set[str]] = {}
     for rule in loss.networks:
         if task := rule.parameters.get("task", ""):
-            own.setdefault(name_of(rule), set()).add(task)
-    for name, tasks in own.items():
+            taught.setdefault(name_of(rule), set()).add(task)
+    for name, tasks in taught.items():
         if prompt := next((prompt for prompt in prompts if prompt.task not in tasks), None):
             raise ValueError(
                 f"algorithm.networks: got networks '{name}' for the tasks {', '.join(sorted(tasks))}, and the prompt "

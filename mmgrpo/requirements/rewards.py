@@ -27,10 +27,13 @@ def refuse_start(
     refuse_alone(size, recipe, loss)
     if offline < 1:
         refuse_unweighted(scorers)
-    weights, networks = {one.name: one.weight for one in scorers}, {REFERENCE_NETWORK, *map(name_of, loss.networks)}
+    weights, networks = (
+        {scorer.name: scorer.weight for scorer in scorers},
+        {REFERENCE_NETWORK, *map(name_of, loss.networks)},
+    )
     parts = {f"parts: {part.name}": part for part in recipe.parts}
     lines = lines_of(recipe, loss) | {name: part.recipe.bounds for name, part in parts.items()}
-    for line, bound in [(line, one) for line, several in lines.items() for one in several]:
+    for line, bound in [(line, bound) for line, several in lines.items() for bound in several]:
         refuse_names(f"algorithm.{line}", bound, weights, networks)
     for line, name in [(line, name) for line, part in parts.items() for name in part.weights]:
         refuse_unknown(f"algorithm.{line}", "reward", name, weights)
@@ -46,19 +49,19 @@ def refuse_ranges(recipe: AdvantageRecipe, trackers: Sequence[Bound], scorers: S
     """Raise ValueError for a block that cannot read the rewards in the range that they declare (``Manifest.low`` and
     ``high``): their weighted sum, of scales that compare each by itself their own. What is not known beforehand, as
     after a transform, the block refuses in the round."""
-    weighted = [(one, one.manifest) for one in scorers if one.weight]
-    known = [(one, there) for one, there in weighted if there is not None and not there.delegates]
+    weighted = [(scorer, scorer.manifest) for scorer in scorers if scorer.weight]
+    known = [(scorer, there) for scorer, there in weighted if there is not None and not there.delegates]
     summed = parse(recipe.combine.text)[0] == "weighted_sum" or recipe.separate
     if not known or len(known) < len(weighted) or recipe.transform or recipe.weighting or not summed:
         return
-    ends = [sorted((one.weight * there.low, one.weight * there.high)) for one, there in known]
+    ends = [sorted((scorer.weight * there.low, scorer.weight * there.high)) for scorer, there in known]
     total = [(sum(low for low, _ in ends), sum(high for _, high in ends))]
     alone = [(float(there.low), float(there.high)) for _, there in known] if recipe.separate else total
-    read = [("scale", recipe.scale, alone), *(("shape", one, total) for one in recipe.shape)]
-    for line, bound, ranges in [*read, *(("trackers", one, total) for one in trackers)]:
+    read = [("scale", recipe.scale, alone), *(("shape", bound, total) for bound in recipe.shape)]
+    for line, bound, ranges in [*read, *(("trackers", bound, total) for bound in trackers)]:
         low, high = bound.rewards
-        if outside := [one for one in ranges if one[0] < low or one[1] > high]:
-            declared = ", ".join(f"{one.name}: {there.range}, weight {one.weight:g}" for one, there in known)
+        if outside := [ends for ends in ranges if ends[0] < low or ends[1] > high]:
+            declared = ", ".join(f"{scorer.name}: {there.range}, weight {scorer.weight:g}" for scorer, there in known)
             raise ValueError(
                 f"algorithm.{line}: got '{bound.text}', which reads rewards in [{low:g}, {high:g}], and those of this "
                 f"run are in [{outside[0][0]:g}, {outside[0][1]:g}] ({declared}); bring them into this range with "
@@ -74,9 +77,7 @@ def refuse_rewards(recipe: AdvantageRecipe, scorers: Sequence[Scorer], prompts: 
         reference_values(prompts)
     if "reference_rewards" in recipe.fields:
         weights = {scorer.name: scorer.weight for scorer in scorers}
-        reference_rewards(
-            prompts, list(weights), recipe.rewards_with_references({name for name, w in weights.items() if w})
-        )
+        reference_rewards(prompts, list(weights), recipe.referenced({name for name, w in weights.items() if w}))
 
 
 def refuse_unsuited(
@@ -90,10 +91,10 @@ def refuse_unsuited(
 ) -> None:
     """ValueError for an algorithm that does not suit a run, however it was made. ``evaluates``: held-out prompts are
     evaluated during it. ``used``: settings for which callbacks stand; the policy may stand for others (``ByHand``)."""
-    run = {"evaluations": evaluates, "positive_weights": all(one.weight >= 0 for one in scorers)}
+    run = {"evaluations": evaluates, "positive_weights": all(scorer.weight >= 0 for scorer in scorers)}
     of_policy = policy.used if isinstance(policy, ByHand) else {}
-    for traits, of_part, own in parts_of(policy, recipe, loss):
-        refuse_mismatch(traits, of_part, own, run, scorers)
-        refuse_beside(of_part, own, {DECISIONS: traits.kind, **of_policy, **used})
+    for traits, of_part, part_loss in parts_of(policy, recipe, loss):
+        refuse_mismatch(traits, of_part, part_loss, run, scorers)
+        refuse_beside(of_part, part_loss, {DECISIONS: traits.kind, **of_policy, **used})
     refuse_tasks(loss, prompts)
     refuse_rewards(recipe, scorers, prompts)

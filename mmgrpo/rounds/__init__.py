@@ -71,7 +71,7 @@ def schedule_callbacks(
     """The callback that changes numbers during a run of so many steps; none where nothing follows a schedule. It stands
     behind all others, whose metrics its rules may follow. ``settings``: the schedules of settings, by name."""
     of_blocks = schedules_of(recipe, loss, samplers)
-    if not (of_blocks or settings or any(one.schedule for one in scorers)):
+    if not (of_blocks or settings or any(scorer.schedule for scorer in scorers)):
         return []
     from mmgrpo.rounds.schedules import Schedules
 

@@ -96,8 +96,8 @@ class SecondStage:
         made: list[tuple[Group, Record]] = []
         gone: list[int] = []
         if added.kind == "answers" and groups:
-            found = policy.answers([group.prompt for group in groups], added.count)
-            made = [(group, record) for group, records in zip(groups, found, strict=True) for record in records]
+            answers = policy.answers([group.prompt for group in groups], added.count)
+            made = [(group, record) for group, records in zip(groups, answers, strict=True) for record in records]
         elif added.kind == "drawn" and groups:
             made = self._draw_samples(groups)
         elif groups:
@@ -129,7 +129,7 @@ class SecondStage:
             give_way(rows, gather_rows(torch.tensor(gone, dtype=torch.long), self.accelerator).cpu())
         elif added.replaces:
             worst_give_way(rows, decisions, result, last.keys["prompt"])
-        rewards = [one for one in totals(rows, rows.scores[-1]) if one > -torch.inf]
+        rewards = [reward for reward in totals(rows, rows.scores[-1]) if reward > -torch.inf]
         return {"added/rows": float(last.rows), "added/reward": sum(rewards) / max(1, len(rewards))}
 
     def _draw_samples(self, groups: Sequence[Group]) -> list[tuple[Group, Record]]:
@@ -157,16 +157,16 @@ class SecondStage:
             group.key * MEMBERS + number: (group, samples[group.key][number])
             for group in groups
             if samples[group.key]
-            for number in sources([one.reward for one in samples[group.key]], added)
+            for number in sources([sample.reward for sample in samples[group.key]], added)
         }
         said = self._judge_remarks(chosen, rows)
         known = set[str]().union(*said.values())
-        chosen = {slot: one for slot, one in chosen.items() if said[slot].keys() >= known}  # else its judge failed
+        chosen = {slot: entry for slot, entry in chosen.items() if said[slot].keys() >= known}  # else its judge failed
         if not chosen:
             return []
         prompts = [
-            refining(group.prompt, added, text_of(one.rollout, one.row), one.reward > added.above, said[slot])
-            for slot, (group, one) in chosen.items()
+            refining(group.prompt, added, text_of(sample.rollout, sample.row), sample.reward > added.above, said[slot])
+            for slot, (group, sample) in chosen.items()
         ]
         seed = derive(self.seed, "refined", self.number)
         request = replace(self.request, prompts=prompts, slots=[*chosen], group_size=1, seed=seed)
@@ -178,8 +178,8 @@ class SecondStage:
         numbers, best = totals(rows, scores), []
         for group in groups:
             origins = rollout.decisions.origin.tolist()
-            own = [row for row, slot in enumerate(slots) if slot // MEMBERS == group.key and origins[row] == HINTED]
-            best += [(group, row) for row in sorted(own, key=lambda row: -numbers[row])[: added.count]]
+            refined = [row for row, slot in enumerate(slots) if slot // MEMBERS == group.key and origins[row] == HINTED]
+            best += [(group, row) for row in sorted(refined, key=lambda row: -numbers[row])[: added.count]]
         records = policy.pack(rollout, [row for _, row in best])
         return [(group, without_log_probs(record)) for (group, _), record in zip(best, records, strict=True)]
 
@@ -187,7 +187,7 @@ class SecondStage:
         """What the judges of rewards say of samples, as far as the text of a refinement names it."""
         names = set[str]().union(*(missing_names(self.added.text, group.prompt) for group, _ in chosen.values()))
         prompts = [group.prompt for group, _ in chosen.values()]
-        outputs = [one.rollout.outputs[one.row] for _, one in chosen.values()]
+        outputs = [sample.rollout.outputs[sample.row] for _, sample in chosen.values()]
         return dict(zip(chosen, texts_said(rows.scorers, prompts, outputs, names), strict=True))
 
     def _correct(
@@ -200,33 +200,35 @@ class SecondStage:
         going: dict[int, tuple[Group, Record]] = {}
         gone: list[int] = []
         for group in groups:
-            for number, one in enumerate(samples[group.key]):
+            for number, sample in enumerate(samples[group.key]):
                 slot = group.key * MEMBERS + number
                 # The first sample of a group is cut at several places, each of them a row.
                 if added.kind == "exits":
                     if not number:
-                        going |= {slot + place: (group, self._cut(one, slot + place)) for place in range(added.count)}
+                        going |= {
+                            slot + place: (group, self._cut(sample, slot + place)) for place in range(added.count)
+                        }
                     continue
                 # Who ran out of tokens without an answer is made to answer now.
                 if added.kind == "interrupted":
-                    output = one.rollout.outputs[one.row]
+                    output = sample.rollout.outputs[sample.row]
                     if isinstance(output, Text) and output.truncated and added.answer not in output.whole:
-                        gone.append(one.place)
-                        going[slot] = group, self._cut(one, slot)
+                        gone.append(sample.place)
+                        going[slot] = group, self._cut(sample, slot)
                     continue
-                if one.reward > added.above:
+                if sample.reward > added.above:
                     continue
-                gone.append(one.place)
+                gone.append(sample.place)
                 how = way(added, stream(self.seed, "corrected", self.number, slot))
-                [record] = policy.pack(one.rollout, [one.row])
+                [record] = policy.pack(sample.rollout, [sample.row])
                 solution = solution_of(group.prompt, added.column)
                 if how == "continued":
-                    going[slot] = group, policy.reopen(record, added.text)
+                    going[slot] = group, policy.unfinished(record, added.text)
                 elif how == "replaced" and isinstance(solution, str) and solution:
-                    made.append((group, policy.record_of(solution)))
+                    made.append((group, policy.written(solution)))
                 else:
-                    ending = policy.record_of(fill_text(added.answer, group.prompt))
-                    made.append((group, policy.concatenate(policy.reopen(record, ""), ending)))
+                    ending = policy.written(fill_text(added.answer, group.prompt))
+                    made.append((group, policy.extended(policy.unfinished(record, ""), ending)))
         # All that goes on is drawn at once, each behind a beginning of its own.
         if going:
             request = replace(
@@ -240,7 +242,7 @@ class SecondStage:
             )
             rests = policy.pack(policy.rollout(request), range(len(going)))
             pairs = zip(going.values(), rests, strict=True)
-            made += [(group, policy.concatenate(record, rest)) for (group, record), rest in pairs]
+            made += [(group, policy.extended(record, rest)) for (group, record), rest in pairs]
         return made, gone
 
     def _cut(self, sample: Sample, slot: int) -> Record:
@@ -255,7 +257,7 @@ class SecondStage:
         else:
             low = min(added.count or length, length)
         kept = low + int(torch.randint(length - low + 1, (), generator=stream(self.seed, "cut", self.number, slot)))
-        record = policy.reopen({n: v[:kept] if v.dim() else v for n, v in record.items()}, added.text)
+        record = policy.unfinished({n: v[:kept] if v.dim() else v for n, v in record.items()}, added.text)
         mask = record["loss_mask"] & (torch.arange(len(record["ids"])) < kept)
         return record | {"loss_mask": mask}
 

@@ -115,20 +115,22 @@ class Ahead(Callback):
         """Choose the prompts of the rounds up to ``most`` ahead, to be drawn with the present weights."""
         needed = {self.chosen[n].version for n in self.chosen if n >= number}
         self.versions = {version: value for version, value in self.versions.items() if version in needed}
-        self.chosen = {n: one for n, one in self.chosen.items() if n >= number}
+        self.chosen = {n: drawing for n, drawing in self.chosen.items() if n >= number}
         network = self.run.policy.network
         for n in range(number, number + self.most + 1):
             start = step + (n - number) * self.run.optim.steps_per_round
             if n in self.chosen or start >= self.run.steps:
                 continue
             if n > number and number not in self.versions:
-                self.versions[number] = {name: stored_copy(one, network) for name, one in self.run.trained.items()}
+                self.versions[number] = {
+                    name: stored_copy(weight, network) for name, weight in self.run.trained.items()
+                }
             drawing = self._drawing(n, self.run.hyperparameters(start).rounds, self._front(cursor), number)
             drawing.first()
             self.chosen[n] = drawing
 
     def _front(self, cursor: int) -> int:
-        return max(cursor, *(one.cursor for one in self.chosen.values())) if self.chosen else cursor
+        return max(cursor, *(drawing.cursor for drawing in self.chosen.values())) if self.chosen else cursor
 
     def _drawing(self, number: int, settings: RoundSettings, cursor: int, version: int) -> Drawing:
         run = self.run
@@ -186,15 +188,15 @@ class Ahead(Callback):
         """The chosen rounds; None where none is ahead."""
         names = ("version", "cursor", "metrics")
         rows = {
-            str(n): {"draw": asdict(one.first()), **{name: getattr(one, name) for name in names}}
-            for n, one in self.chosen.items()
+            str(n): {"draw": asdict(drawing.first()), **{name: getattr(drawing, name) for name in names}}
+            for n, drawing in self.chosen.items()
             if n >= self.run.round
         }
         return rows or None
 
     def tensors(self) -> dict[str, Tensor]:
         """The weights of their versions."""
-        needed = {one.version for n, one in self.chosen.items() if n >= self.run.round}
+        needed = {drawing.version for n, drawing in self.chosen.items() if n >= self.run.round}
         return {
             f"{TABLE}{version}/{name}": value
             for version, values in self.versions.items()

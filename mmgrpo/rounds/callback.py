@@ -290,15 +290,17 @@ class Callbacks:
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.callbacks: dict[str, Callback] = {}
-        for one in callbacks:
-            name = one.name or type(one).__name__
+        for callback in callbacks:
+            name = callback.name or type(callback).__name__
             if not re.fullmatch(r"[\w-]+", name):
                 raise ValueError(f"callbacks: got the name '{name}', expected letters, digits, - and _")
-            if unknown := [hook for hook in dir(type(one)) if hook.startswith("on_") and not hasattr(Callback, hook)]:
+            if unknown := [
+                hook for hook in dir(type(callback)) if hook.startswith("on_") and not hasattr(Callback, hook)
+            ]:
                 raise ValueError(
                     f"callbacks: '{name}' has '{unknown[0]}', which nothing calls.{nearest(unknown[0], HOOKS)}"
                 )
-            if self.callbacks.setdefault(one.key or PREFIX + name, one) is not one:
+            if self.callbacks.setdefault(callback.key or PREFIX + name, callback) is not callback:
                 raise ValueError(f"callbacks: got two of the name '{name}'; give one a 'name' of its own")
 
     def __iter__(self) -> Iterator[Callback]:
@@ -307,11 +309,11 @@ class Callbacks:
     @property
     def used(self) -> dict[str, Any]:
         """The settings for which they stand."""
-        return {name: value for one in self for name, value in one.used.items()}
+        return {name: value for callback in self for name, value in callback.used.items()}
 
     def having(self, hook: str) -> bool:
         """Whether a callback defines this hook."""
-        return any(getattr(type(one), hook) is not getattr(Callback, hook) for one in self)
+        return any(getattr(type(callback), hook) is not getattr(Callback, hook) for callback in self)
 
     def at(self, step: int, stated: Hyperparameters) -> Hyperparameters:
         """What an optimizer step, and a round that begins with it, goes by."""
@@ -321,13 +323,13 @@ class Callbacks:
 
     def giver(self, step: int) -> Callback | None:
         """The callback that makes the round which begins at an optimizer step, where it is not drawn."""
-        return next((one for one in self if one.gives(step)), None)
+        return next((callback for callback in self if callback.gives(step)), None)
 
     @contextmanager
     def drawing(self, run: Run) -> Iterator[Drawing | None]:
         """Context in which a round is drawn and scored; what it draws, where that was chosen before."""
         with ExitStack() as stack:
-            drawings = [stack.enter_context(one.drawing(run)) for one in self]
+            drawings = [stack.enter_context(callback.drawing(run)) for callback in self]
             yield next((drawing for drawing in drawings if drawing is not None), None)
 
     def change_request(self, run: Run, request: Request) -> Request:
@@ -393,7 +395,7 @@ class Callbacks:
 
     def state(self) -> dict[str, Any]:
         """The states of those that have one, by key."""
-        states = {key: state for key, one in self.callbacks.items() if (state := one.state()) is not None}
+        states = {key: state for key, callback in self.callbacks.items() if (state := callback.state()) is not None}
         for key, state in states.items():
             try:
                 json.dumps(state)
@@ -406,9 +408,9 @@ class Callbacks:
     def tables(self) -> dict[str, dict[str, Tensor]]:
         """The tensors of all, by key or group."""
         tables: dict[str, dict[str, Tensor]] = {}
-        for key, one in self.callbacks.items():
-            for name, tensor in one.tensors().items():
-                group, _, name = name.partition("/") if one.groups else (key, "", name)
+        for key, callback in self.callbacks.items():
+            for name, tensor in callback.tensors().items():
+                group, _, name = name.partition("/") if callback.groups else (key, "", name)
                 tables.setdefault(group, {})[name] = tensor
         return tables
 
@@ -420,12 +422,12 @@ class Callbacks:
             raise ValueError(
                 f"callbacks: the checkpoint has the state of '{name}', which this run has not; add it again"
             )
-        for key, one in self.callbacks.items():
+        for key, callback in self.callbacks.items():
             tensors = tables.get(key, {})
-            if one.groups:
-                own = {group: table for group, table in tables.items() if group.startswith(one.groups)}
-                tensors = {f"{group}/{name}": value for group, table in own.items() for name, value in table.items()}
-            one.load(state.get(key), tensors, step)
+            if callback.groups:
+                mine = {group: table for group, table in tables.items() if group.startswith(callback.groups)}
+                tensors = {f"{group}/{name}": value for group, table in mine.items() for name, value in table.items()}
+            callback.load(state.get(key), tensors, step)
 
 
 def is_new(run: Run, title: str) -> bool:

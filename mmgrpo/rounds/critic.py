@@ -89,8 +89,8 @@ class Critic(Callback):
         if self.settings["start"]:
             place, values = Path(self.settings["start"]), run.policy.networks.values[self.name]
             of_rewards = any(place.glob("*.safetensors")) and not (place / STATE).is_file()
-            own = partial(trained_before, self.rule, self.name, self.key)
-            trunk, head = self._reward_model(place, values) if of_rewards else own(values)
+            build = partial(trained_before, self.rule, self.name, self.key)
+            trunk, head = self._reward_model(place, values) if of_rewards else build(values)
             for name, value in trunk.items():
                 values[name].copy_(value)
             self.network.load(None, head)
@@ -101,7 +101,9 @@ class Critic(Callback):
         """The trunk and the scalar head of a reward model, from a folder of transformers. Of the trained weights it may
         lack the last where that is a matrix: the output layer's, which no value reads."""
         check_weight_files(place, False, "")
-        saved = {name: one for file in sorted(place.glob("*.safetensors")) for name, one in load_file(file).items()}
+        saved = {
+            name: tensor for file in sorted(place.glob("*.safetensors")) for name, tensor in load_file(file).items()
+        }
         heads = [name for name in HEADS if saved.get(f"{name}.weight", torch.zeros(0)).shape[:1] == (1,)]
         trunk = {name: saved[name] for name in values if name in saved and saved[name].shape == values[name].shape}
         output = [name for name in [*values][-1:] if values[name].dim() > 1]
@@ -143,12 +145,12 @@ class Critic(Callback):
     ) -> list[Output]:
         """The candidates of the largest ``recover_rewards`` sums, of equal ones the first drawn."""
         each = request.group_size * self.settings["candidates"]
-        prompts = [one for one in request.prompts for _ in range(each)]
-        slots = [one for one in request.slots for _ in range(each)]
+        prompts = [prompt for prompt in request.prompts for _ in range(each)]
+        slots = [slot for slot in request.slots for _ in range(each)]
         records = [
-            {"ids": torch.tensor(one.ids), "loss_mask": torch.ones(len(one.ids)) > 0}
-            for one in outputs
-            if isinstance(one, Text)
+            {"ids": torch.tensor(output.ids), "loss_mask": torch.ones(len(output.ids)) > 0}
+            for output in outputs
+            if isinstance(output, Text)
         ]
         rollout = policy.unpack(prompts, records, slots, OWN, replace(request, sampling={}))
         mask = rollout.decisions.decision_mask
@@ -157,8 +159,8 @@ class Critic(Callback):
             with policy.networks(self.name):
                 state = run.policy.score(rollout, part, HIDDEN)["hidden_state"]
             value[part.rows, part.positions] = self.network(state)[:, 0]
-            found = run.policy.score(rollout, part, frozenset({"log_probs", "top_log_prob"}))
-            margin[part.rows, part.positions] = found["log_probs"] - found["top_log_prob"]
+            scored = run.policy.score(rollout, part, frozenset({"log_probs", "top_log_prob"}))
+            margin[part.rows, part.positions] = scored["log_probs"] - scored["top_log_prob"]
         scores = recover_rewards(alpha * margin, value, mask, gamma).view(-1, each)
         order = torch.argsort(scores, dim=1, descending=True, stable=True)
         return [
@@ -186,13 +188,13 @@ class Critic(Callback):
     def _margins(self, run: Run, rollout: Rollout) -> dict[str, Float[Tensor, "B T"]]:
         """How far below the likeliest token's are the log-probs of each token, and of the reference's likeliest."""
         decisions = rollout.decisions
-        own, greedy = (torch.zeros_like(decisions.log_probs, dtype=torch.float32) for _ in range(2))
+        drawn, greedy = (torch.zeros_like(decisions.log_probs, dtype=torch.float32) for _ in range(2))
         names = frozenset({"log_probs", "top_log_prob", GREEDY_MARGIN})
         for part in rollout.steps.split(decisions.decision_mask, run.optim.micro_batch_size):
             scores = run.policy.score(rollout, part, names)
-            own[part.rows, part.positions] = scores["log_probs"] - scores["top_log_prob"]
+            drawn[part.rows, part.positions] = scores["log_probs"] - scores["top_log_prob"]
             greedy[part.rows, part.positions] = scores[GREEDY_MARGIN]
-        return {"top_margin": own, "greedy_margin": greedy}
+        return {"top_margin": drawn, "greedy_margin": greedy}
 
     @torch.no_grad()
     def _penalty(self, run: Run, rollout: Rollout) -> Float[Tensor, "B T"]:
@@ -228,9 +230,9 @@ class Critic(Callback):
         spread, total, norm = float(returns.var(correction=0)), float(errors.square().mean()) / 2, 0.0
 
         def error(at: Places, output: Tensor) -> Tensor:
-            own = value_error(output[:, 0], old[at], target[at], self.settings["clip"])
+            errors = value_error(output[:, 0], old[at], target[at], self.settings["clip"])
             classed = self.settings["classes"] * slope[at] * output[:, -1].sigmoid()
-            return torch.where(entries[at], own / count, 0.0) - classed
+            return torch.where(entries[at], errors / count, 0.0) - classed
 
         for _ in range(self.settings["updates"]):
             total, norm = self.network.update(run, batch, entries | (slope != 0), error)

@@ -38,12 +38,14 @@ def reward_of(score: Float[Tensor, "N"], form: str) -> Float[Tensor, "N"]:
     return softplus(-score) if form == "gail" else score
 
 
-def discriminator_loss(score: Float[Tensor, "N"], own: Bool[Tensor, "N"], form: str, beta: float) -> Float[Tensor, "N"]:
+def discriminator_loss(
+    score: Float[Tensor, "N"], is_sample: Bool[Tensor, "N"], form: str, beta: float
+) -> Float[Tensor, "N"]:
     """What each row adds to the loss: -log D of samples and -log(1 - D) of answers, or (s of samples - s of answers) /
     beta. D .8 of both: .223144 and 1.609438; s 2 and 1, beta .5: 4 and -2."""
     if form == "gail":
-        return torch.where(own, softplus(-score), softplus(score))
-    return torch.where(own, score, -score) / beta
+        return torch.where(is_sample, softplus(-score), softplus(score))
+    return torch.where(is_sample, score, -score) / beta
 
 
 class Discriminator(Callback):
@@ -89,26 +91,26 @@ class Discriminator(Callback):
         assert isinstance(policy, Storing)
         scored, self.pairs, sums = list[tuple[int, float]](), [], {"samples": 0.0, "right": 0.0}
         for rollout, places in zip(rows.rollouts, rows.places, strict=True):
-            own = [
+            drawn = [
                 row
                 for row, origin in enumerate(rollout.decisions.origin.tolist())
                 if origin == OWN and self._is_mine(rollout.prompts[row])
             ]
-            if not own:
+            if not drawn:
                 continue
-            prompts = [rollout.prompts[row] for row in own]
-            given = [without_log_probs(record) for record in policy.pack(rollout, own)]
+            prompts = [rollout.prompts[row] for row in drawn]
+            given = [without_log_probs(record) for record in policy.pack(rollout, drawn)]
             answers = [records[0] for records in policy.answers(prompts)]
             both = [*zip(prompts, given, strict=True), *zip(prompts, answers, strict=True)]
             values = self.network.of_rows(run, apart(run, both, self.name))
-            of_own, of_answers = values[: len(own)], values[len(own) :]
-            scored += zip([int(places[row]) for row in own], reward_of(of_own, form).tolist(), strict=True)
+            of_own, of_answers = values[: len(drawn)], values[len(drawn) :]
+            scored += zip([int(places[row]) for row in drawn], reward_of(of_own, form).tolist(), strict=True)
             for prompt, sample, answer in zip(prompts, given, answers, strict=True):
                 if not torch.equal(sample["ids"], answer["ids"]):
                     self.pairs += [(prompt, sample, True), (prompt, answer, False)]
             right = (of_own > 0) == (form == "gail"), (of_answers > 0) == (form == "irl")
-            sums["samples"] += len(own)
-            sums["right"] += float(sum(one.float().sum() for one in right)) / 2
+            sums["samples"] += len(drawn)
+            sums["right"] += float(sum(verdicts.float().sum() for verdicts in right)) / 2
         give_scores(rows, scored, self.settings["reward"], [True] * len(rows.names))
         sums = sum_by_name(sums, [*sums], run.accelerator)
         metrics = {f"{self.name}/loss": self.loss}
@@ -124,11 +126,11 @@ class Discriminator(Callback):
         if not count or (self.settings["warmup"] and run.step > self.settings["warmup"]):
             return
         rollout = apart(run, [(prompt, record) for prompt, record, _ in pairs], self.name) if pairs else None
-        own = torch.tensor([is_own for _, _, is_own in pairs], dtype=torch.bool)
+        is_sample = torch.tensor([is_own for _, _, is_own in pairs], dtype=torch.bool)
         form, beta = self.settings["form"], self.settings["beta"]
 
         def error(at: Places, outputs: Tensor) -> Tensor:
-            return discriminator_loss(outputs[:, 0], own.to(outputs.device)[at[0]], form, beta) / count
+            return discriminator_loss(outputs[:, 0], is_sample.to(outputs.device)[at[0]], form, beta) / count
 
         batch, entries = batch_of(rollout, round_.batch.decisions)
         for _ in range(self.settings["updates"]):

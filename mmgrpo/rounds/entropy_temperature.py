@@ -31,7 +31,7 @@ class EntropyScale(Callback):
         decisions = round_.batch.decisions
         among = decisions.decision_mask & (decisions.origin == OWN)[:, None]
         if bool(among.any()):
-            self.scale = [float(one) for one in entropy_scale(decisions.fields["entropy"], among, PIVOT)]
+            self.scale = [float(value) for value in entropy_scale(decisions.fields["entropy"], among, PIVOT)]
 
     def state(self) -> list[float]:
         return self.scale

@@ -54,7 +54,7 @@ def other_trajectories(
     every: Sequence[Trajectory], place: int, group: int, count: int, generator: torch.Generator
 ) -> str:
     """``count`` trajectories of other prompts, drawn, before the row at a place; of its own where there is no other."""
-    others = [one for one in every if one.group != group] or [one for one in every if one.place != place]
+    others = [t for t in every if t.group != group] or [t for t in every if t.place != place]
     chosen = torch.randperm(len(others), generator=generator)[:count].tolist()
     return "".join(others[number].text for number in chosen)
 
@@ -92,12 +92,12 @@ class GlobalValue(Callback):
         width = max(part.loss_mask.shape[1] for part in rows.decisions)
         places, values = [torch.zeros(0, dtype=torch.long)], [torch.zeros(0, width)]
         given = list[tuple[int, float]]()
-        for rollout, own in zip(rows.rollouts, rows.places, strict=True):
-            found, decisions = self._values(run, rollout, own), rollout.decisions
-            places.append(own)
-            values.append(torch.nn.functional.pad(found, (0, width - found.shape[1])))
-            last = at_end(found, decisions.decision_mask.cpu()).tolist()
-            given += [(int(own[row]), last[row]) for row in (decisions.origin == OWN).nonzero()[:, 0].tolist()]
+        for rollout, mine in zip(rows.rollouts, rows.places, strict=True):
+            predicted, decisions = self._values(run, rollout, mine), rollout.decisions
+            places.append(mine)
+            values.append(torch.nn.functional.pad(predicted, (0, width - predicted.shape[1])))
+            last = at_end(predicted, decisions.decision_mask.cpu()).tolist()
+            given += [(int(mine[row]), last[row]) for row in (decisions.origin == OWN).nonzero()[:, 0].tolist()]
         order = gather_rows(torch.cat(places), run.accelerator).cpu().argsort()  # every row once
         table, first = gather_rows(torch.cat(values), run.accelerator).cpu()[order], 0
         for place, part in enumerate(rows.decisions):
@@ -111,12 +111,12 @@ class GlobalValue(Callback):
     def _values(self, run: Run, rollout: Rollout, places: Int[Tensor, "B"]) -> Float[Tensor, "B T"]:
         """Of the actions of a rollout, on the host."""
         read, mask = self._read(run, rollout, places), rollout.decisions.decision_mask
-        found = torch.zeros(mask.shape, device=mask.device)
+        values = torch.zeros(mask.shape, device=mask.device)
         with run.policy.networks(self.name):
             for part in read.steps.split(behind(mask), run.optim.micro_batch_size):
                 state = run.policy.score(read, part, HIDDEN)["hidden_state"]
-                found[part.rows, part.positions - 1] = self.network(state)[:, 0]
-        return found.cpu()
+                values[part.rows, part.positions - 1] = self.network(state)[:, 0]
+        return values.cpu()
 
     def on_rollout_end(self, run: Run, round_: Round) -> None:
         self.totals = round_.totals
@@ -131,8 +131,8 @@ class GlobalValue(Callback):
         if not self.settings["updates"] or not bool(entries.any()):
             return {}
         total, norm, count = 0.0, 0.0, entries.sum()
-        own = zip(batch.rollouts, batch.host.places, strict=True)
-        read = [self._read(run, rollout, places) for rollout, places in own]
+        pairs = zip(batch.rollouts, batch.host.places, strict=True)
+        read = [self._read(run, rollout, places) for rollout, places in pairs]
         wide = replace(batch, rollouts=read, decisions=_wider(decisions), loss_mask=behind(batch.loss_mask))
 
         def error(at: Places, output: Tensor) -> Tensor:
@@ -198,7 +198,9 @@ def _trajectories(run: Run, rows: RoundRows) -> list[Trajectory]:
             texts.append(f"{rollout.prompts[row].text}\n{text_of(rollout, row)}\n\n")
     table = gather_rows(torch.tensor(heads, dtype=torch.long).reshape(-1, 2), run.accelerator).tolist()
     pairs = zip(table, gather_texts(texts, run.accelerator), strict=True)
-    return sorted((Trajectory(place, group, text) for (place, group), text in pairs), key=lambda one: one.place)
+    return sorted(
+        (Trajectory(place, group, text) for (place, group), text in pairs), key=lambda trajectory: trajectory.place
+    )
 
 
 def callbacks(choices: Choices) -> Sequence[Callback]:

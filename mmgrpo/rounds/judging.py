@@ -94,17 +94,22 @@ class Judge:
         """Add the rows of questions with a known answer, and return metrics."""
         rule, run, rows = self.rule, self.run, self.rows
         of_answers, of_verdicts = rule.trains(run.round)
-        asked = self._questions() if of_verdicts else []
+        questions = self._questions() if of_verdicts else []
         groups = {group.key: group for group in self._groups()}
-        mine = [one for one in asked if one.key in groups]
+        mine = [question for question in questions if question.key in groups]
         texts = self._texts(mine)
         rollout, scores, read = None, None, dict[str, float]()
         if mine:
             prompts = [
-                asking(one, groups[one.key].prompt, [texts[place, one.whole] for place in one.places], rule)
-                for one in mine
+                asking(
+                    question,
+                    groups[question.key].prompt,
+                    [texts[place, question.whole] for place in question.places],
+                    rule,
+                )
+                for question in mine
             ]
-            slots = [FIRST_JUDGED + one.key * len(KINDS) + KINDS.index(one.kind) for one in mine]
+            slots = [FIRST_JUDGED + question.key * len(KINDS) + KINDS.index(question.kind) for question in mine]
             size = rule.samples or run.hyperparameters(run.step).rounds.group_size
             request = self._request(prompts, slots, size, "verdicts")
             rollout = run.policy.rollout(request)
@@ -117,7 +122,7 @@ class Judge:
                 origin = part.origin.masked_fill(part.origin == OWN, REPLACED)
                 rows.decisions[place] = replace(part, origin=origin)
         rows.add(rollout, scores)
-        return self._metrics(asked, sum_by_name(read, READ, run.accelerator))
+        return self._metrics(questions, sum_by_name(read, READ, run.accelerator))
 
     def _questions(self) -> list[Question]:
         """Those of the round, of all ranks."""
@@ -140,37 +145,37 @@ class Judge:
 
     def _groups(self) -> list[Group]:
         """Those of this rank that have questions with a known answer."""
-        return [one for one in groups_of(self.rows.rollouts) if one.prompt.task not in self.open_tasks]
+        return [group for group in groups_of(self.rows.rollouts) if group.prompt.task not in self.open_tasks]
 
-    def _texts(self, asked: Sequence[Question]) -> dict[tuple[int, bool], str]:
+    def _texts(self, questions: Sequence[Question]) -> dict[tuple[int, bool], str]:
         """What samples say, by place and whether all of it is shown."""
-        wanted = {place for one in asked for place in one.places}
-        found = dict[tuple[int, bool], str]()
+        wanted = {place for question in questions for place in question.places}
+        texts = dict[tuple[int, bool], str]()
         for rollout, places in zip(self.rows.rollouts, self.rows.places, strict=True):
             for row, place in enumerate(places.tolist()):
                 if place in wanted:
                     whole = text_of(rollout, row)
-                    found[place, True] = whole
-                    found[place, False] = answer_in(whole) if self.rule.shown == "answer" else whole
-        return found
+                    texts[place, True] = whole
+                    texts[place, False] = answer_in(whole) if self.rule.shown == "answer" else whole
+        return texts
 
-    def _read(self, asked: Sequence[Question], slots: Sequence[int], rollout: Rollout) -> dict[str, float]:
+    def _read(self, questions: Sequence[Question], slots: Sequence[int], rollout: Rollout) -> dict[str, float]:
         """What this rank's verdicts say, as sums."""
-        of, sums = dict(zip(slots, asked, strict=True)), dict.fromkeys(READ, 0.0)
+        of, sums = dict(zip(slots, questions, strict=True)), dict.fromkeys(READ, 0.0)
         for row, slot in enumerate(rollout.decisions.keys["prompt"].tolist()):
-            if (one := of[slot]).kind == "reflection" or int(rollout.decisions.origin[row]) != HINTED:
+            if (question := of[slot]).kind == "reflection" or int(rollout.decisions.origin[row]) != HINTED:
                 continue
-            said = verdict(text_of(rollout, row), self.rule.words if one.kind == "point" else self.rule.letters)
+            said = verdict(text_of(rollout, row), self.rule.words if question.kind == "point" else self.rule.letters)
             sums["verdicts"] += 1
             sums["unread"] += said is None
             if said is not None:
-                sums[f"{one.kind}s"] += 1
-                sums[f"{one.kind} right"] += (said == 0) == one.right
-                sums[f"{one.kind} first"] += said == 0
+                sums[f"{question.kind}s"] += 1
+                sums[f"{question.kind} right"] += (said == 0) == question.right
+                sums[f"{question.kind} first"] += said == 0
         return sums
 
-    def _metrics(self, asked: Sequence[Question], read: dict[str, float]) -> dict[str, float]:
-        metrics = {f"judging/{kind}s": float(sum(one.kind == kind for one in asked)) for kind in KINDS}
+    def _metrics(self, questions: Sequence[Question], read: dict[str, float]) -> dict[str, float]:
+        metrics = {f"judging/{kind}s": float(sum(question.kind == kind for question in questions)) for kind in KINDS}
         if read["verdicts"]:
             metrics["judging/unread_fraction"] = read["unread"] / read["verdicts"]
         if count := read["points"] + read["pairs"]:
@@ -210,15 +215,15 @@ class Judge:
 
     def _samples(self, group: Group) -> list[tuple[int, str, Prompt]]:
         """Place and text of the samples of a group."""
-        found = []
+        samples = []
         for rollout, places in zip(self.rows.rollouts, self.rows.places, strict=True):
             keys, origins = rollout.decisions.keys["prompt"].tolist(), rollout.decisions.origin.tolist()
             for row, place in enumerate(places.tolist()):
                 if keys[row] == group.key and origins[row] == OWN:
                     text = text_of(rollout, row)
                     shown = answer_in(text) if self.rule.shown == "answer" else text
-                    found.append((place, shown, group.prompt))
-        return found
+                    samples.append((place, shown, group.prompt))
+        return samples
 
     def _judge(self, samples: dict[int, list[tuple[int, str, Prompt]]]) -> dict[int, float]:
         """What the judge gives to samples of this rank, by place; NaN for what could not be read."""
@@ -229,14 +234,14 @@ class Judge:
                 order = torch.randperm(len(some), generator=stream(run.seed, "judging order", run.round, key)).tolist()
                 orders[FIRST_JUDGED + key] = [some[place] for place in order]
             else:
-                orders |= {(FIRST_JUDGED + key) * MEMBERS + place: [one] for place, one in enumerate(some)}
+                orders |= {(FIRST_JUDGED + key) * MEMBERS + place: [sample] for place, sample in enumerate(some)}
         if not orders:
             return {}
         prompts = [scoring(some[0][2], [text for _, text, _ in some], rule, self.rubric) for some in orders.values()]
         request = self._request(prompts, [*orders], rule.samples, "own")
         with self._drawing(rule.network):
             rollout = run.policy.rollout(request)
-        found: dict[int, list[float]] = {place: [] for some in orders.values() for place, _, _ in some}
+        verdicts: dict[int, list[float]] = {place: [] for some in orders.values() for place, _, _ in some}
         for row, slot in enumerate(rollout.decisions.keys["prompt"].tolist()):
             if int(rollout.decisions.origin[row]) != OWN:
                 continue
@@ -249,8 +254,8 @@ class Judge:
                 said = verdict(text, rule.words)
                 read = None if said is None else [1.0 - said]
             for (place, _, _), value in zip(some, read or (), strict=False):
-                found[place].append(value)
-        return {place: fmean(values) if values else torch.nan for place, values in found.items()}
+                verdicts[place].append(value)
+        return {place: fmean(values) if values else torch.nan for place, values in verdicts.items()}
 
     def rewritten(self) -> list[str]:
         """The rubric that the meta network makes of samples and their scores, the same on all ranks; none where what it
@@ -262,12 +267,12 @@ class Judge:
         every = sorted({place for place in scored if self._is_open(place)})
         order = torch.randperm(len(every), generator=stream(run.seed, "rubric", run.round, self.number)).tolist()
         chosen = {every[place] for place in order[: rule.read]}
-        asked = {
+        requests = {
             place: proposing(mine[place][1], mine[place][0], scored[place], self.rubric)
             for place in sorted(chosen & mine.keys())
         }
-        proposals = self._write_texts([*asked.values()], [FIRST_JUDGED + place for place in asked], "proposed")
-        proposals = [one for one in gather_texts(proposals, run.accelerator) if points_of(one)]
+        proposals = self._write_texts([*requests.values()], [FIRST_JUDGED + place for place in requests], "proposed")
+        proposals = [proposal for proposal in gather_texts(proposals, run.accelerator) if points_of(proposal)]
         if not proposals:
             return []
         # All ranks draw, since their weights may be divided among them; what the first one wrote counts.

@@ -96,14 +96,14 @@ class Offline(Callback):
         assert isinstance(policy, Answering)
         started = time.perf_counter()
         order = PromptOrder(len(self.usable), derive(seed, "offline"))
-        own = RankSlice.of(count, accelerator, "the number of prompts per round")
-        indices = [self.usable[place] for place in order.take(number * count, count)][own.start : own.stop]
+        share = RankSlice.of(count, accelerator, "the number of prompts per round")
+        indices = [self.usable[place] for place in order.take(number * count, count)][share.start : share.stop]
         prompts = [run.prompts[index] for index in indices]
-        request = Request(prompts, range(own.start, own.stop), 0, derive(seed, "round", number), number)
+        request = Request(prompts, range(share.start, share.stop), 0, derive(seed, "round", number), number)
         if self.way == "learned":
             return self._supervised_round(run, request, indices, started)
         with drawing_weights(policy.network):
-            rollout = policy.rollout_of_answers(request)
+            rollout = policy.given(request)
         grades = [answer.grade for prompt in prompts for answer in prompt.answers]
         local = torch.tensor(grades, dtype=torch.float32)
         grade = gather_rows(local, accelerator).cpu()
@@ -116,9 +116,9 @@ class Offline(Callback):
         if self.way == "measured":
             known = ledger.fields({MEASURED}, decisions.fields["prompt_index"])
             decisions = replace(decisions, fields={**decisions.fields, **known})
-            one = torch.ones(1, dtype=torch.float64)
+            weight = torch.ones(1, dtype=torch.float64)
             counted = {"names": [GRADE], "counted_origins": (GIVEN,)}
-            result = estimate(scores.values, scores.valid, one, decisions, recipe, **counted)
+            result = estimate(scores.values, scores.valid, weight, decisions, recipe, **counted)
             batch = Batch([rollout], [rows], result.weighing(decisions), result.advantages, result.loss_mask)
             metrics = trained_metrics(batch)
         else:
@@ -191,7 +191,9 @@ class Offline(Callback):
             "key": decisions.keys["prompt"],
             "drawn": torch.zeros_like(far.loss_mask),
         }
-        values = loss.objective(inputs | {name: sum_over_ranks(one, accelerator) for name, one in dense.items()}).values
+        values = loss.objective(
+            inputs | {name: sum_over_ranks(scores, accelerator) for name, scores in dense.items()}
+        ).values
         values, decisions = values.cpu(), batch.decisions
         each = per_prompt(batch.loss_mask, decisions.keys["prompt"])
         prompt = decisions.fields["prompt_index"]

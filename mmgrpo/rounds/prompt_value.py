@@ -42,9 +42,9 @@ class PromptValues(Callback):
     @torch.no_grad()
     def predict(self, run: Run, numbers: Sequence[int]) -> Float[Tensor, "N"]:
         """The values of training prompts, on the host."""
-        policy, size, found = run.policy, run.optim.micro_batch_size, list[Tensor]()
+        policy, size, predicted = run.policy, run.optim.micro_batch_size, list[Tensor]()
         assert isinstance(policy, Continuing)
-        nothing = policy.record_of("")  # its first token, of which only the state before it is read
+        nothing = policy.written("")  # its first token, of which only the state before it is read
         for first in range(0, len(numbers), size):
             some = numbers[first : first + size]
             pairs, slots = [(run.prompts[number], nothing) for number in some], range(len(some))
@@ -55,8 +55,8 @@ class PromptValues(Callback):
             with policy.networks(self.network.name):
                 for part in rollout.steps.split(start, size):
                     values[part.rows] = self.network(policy.score(rollout, part, HIDDEN)["hidden_state"])[:, 0]
-            found.append(values.double().cpu())
-        return torch.cat(found)
+            predicted.append(values.double().cpu())
+        return torch.cat(predicted)
 
     def on_rollout_end(self, run: Run, round_: Round) -> None:
         self.totals = round_.totals
@@ -80,7 +80,7 @@ class PromptValues(Callback):
 
             loss, norm = self.network.update(run, batch, entries, error)
         count, means = int(entries.sum()), target[entries].double()
-        first, second = (total(one, run.accelerator) / count for one in sums.tolist())
+        first, second = (total(moment, run.accelerator) / count for moment in sums.tolist())
         left, spread = second - first**2, float(means.var(correction=0))
         return {
             "prompt_value/loss": loss,
@@ -93,10 +93,10 @@ class PromptValues(Callback):
         """The mean reward of each group at the first decision of one of its rows, and where these are."""
         decisions = batch.decisions
         totals, mask, key = self.totals, decisions.decision_mask, decisions.keys["prompt"].cpu()
-        own = ~totals.isnan() & (decisions.origin == OWN).cpu() & mask.any(1).cpu()
+        drawn = ~totals.isnan() & (decisions.origin == OWN).cpu() & mask.any(1).cpu()
         target, entries = torch.zeros(mask.shape), torch.zeros(mask.shape, dtype=torch.bool)
-        for group in torch.unique(key[own]):
-            rows = (own & (key == group)).nonzero()[:, 0]
+        for group in torch.unique(key[drawn]):
+            rows = (drawn & (key == group)).nonzero()[:, 0]
             place = int(mask[rows[0]].cpu().nonzero()[0])
             target[rows[0], place], entries[rows[0], place] = totals[rows].mean(), True
         return target.to(mask.device), entries.to(mask.device)

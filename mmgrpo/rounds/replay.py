@@ -107,7 +107,9 @@ class ReplayedRows(Callback):
             records = run.policy.pack(rollout, kept)
             for row, record in zip(kept, records, strict=True):
                 where = int(place[row])
-                table = torch.stack([one[where].float() for one in (scores.values, scores.valid, scores.abstentions)])
+                table = torch.stack(
+                    [column[where].float() for column in (scores.values, scores.valid, scores.abstentions)]
+                )
                 number = int(decisions.fields["prompt_index"][where])
                 entry = Stored(number, self.begun, reward[row], table, record)
                 stored.append((int(decisions.keys["prompt"][where]), where, entry))
@@ -123,9 +125,9 @@ class ReplayedRows(Callback):
         if self.buffer.folder is not None:
             saved = [path / f"replay{ENDING}" for path in checkpoints(self.folder / "checkpoints")]
             names = [files_of(path) for path in saved if path.is_file()]
-            known = [one for one in names if one is not None]
+            known = [files for files in names if files is not None]
             if len(known) == len(names):
-                self.buffer.clean(name for one in known for name in one)
+                self.buffer.clean(name for files in known for name in files)
         return self.buffer.tensors()
 
     def load(self, state: Any, tensors: Mapping[str, Tensor], step: int) -> None:
@@ -139,13 +141,13 @@ def gather_stored(stored: Sequence[tuple[int, int, Stored]], accelerator: Accele
         head = torch.tensor([key, place, row.prompt, row.step])
         numbers = {"head": head, "reward": torch.tensor([row.reward], dtype=torch.float64), "scores": row.scores}
         tables.append({**numbers, **{f"record.{name}": value for name, value in row.record.items()}})
-    found = []
+    rows = []
     for table in gather_tables(tables, accelerator):
         key, place, prompt, step = table.pop("head").tolist()
         reward, scores = float(table.pop("reward")), table.pop("scores")
         record = {name.partition(".")[2]: value for name, value in table.items()}
-        found.append((key, place, Stored(prompt, step, reward, scores, record)))
-    return found
+        rows.append((key, place, Stored(prompt, step, reward, scores, record)))
+    return rows
 
 
 def callbacks(choices: Choices) -> list[Callback]:

@@ -30,7 +30,7 @@ class RewardGradients(Callback):
     """By the rewards' names; those of weight 0 are scored and not differentiated."""
 
     def on_request(self, run: Run, request: Request) -> Request:
-        weights = dict(zip((one.name for one in run.scorers), run.reward_weights.values, strict=True))
+        weights = dict(zip((scorer.name for scorer in run.scorers), run.reward_weights.values, strict=True))
         return replace(request, gradient=partial(weighted_sum, self.rewards, weights))
 
 
@@ -75,12 +75,14 @@ def callbacks(choices: Choices) -> list[Callback]:
     if choices.reward_drift:
         from mmgrpo.policies.reward_drift import DRIFTS
 
-        bound, known = bind(choices.reward_drift, DRIFTS, DRIFT), {one.name: one for one in choices.scorers}
-        refuse_names(DRIFT, bound, {name: one.weight for name, one in known.items()})
+        bound, known = bind(choices.reward_drift, DRIFTS, DRIFT), {scorer.name: scorer for scorer in choices.scorers}
+        refuse_names(DRIFT, bound, {name: scorer.weight for name, scorer in known.items()})
         name = bound({}).reward
         return [DriftGradient({name: load_gradient(known[name], f"{DRIFT} follows")})]
     objective = f"the objective '{choices.loss.objective.text}' trains on"
-    return [RewardGradients({one.name: load_gradient(one, objective) for one in choices.scorers if one.weight})]
+    return [
+        RewardGradients({scorer.name: load_gradient(scorer, objective) for scorer in choices.scorers if scorer.weight})
+    ]
 
 
 def load_gradient(scorer: Scorer, asking: str) -> Differentiable:

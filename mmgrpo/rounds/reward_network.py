@@ -67,14 +67,14 @@ class RewardModel(Callback):
         keys = {group.key: group for group in groups_of(rows.rollouts)}
         verdicts = column_of(rows, rule)
         for rollout, places in zip(rows.rollouts, rows.places, strict=True):
-            own = [row for row, origin in enumerate(rollout.decisions.origin.tolist()) if origin == OWN]
-            if not own:
+            drawn = [row for row, origin in enumerate(rollout.decisions.origin.tolist()) if origin == OWN]
+            if not drawn:
                 continue
-            read = [self._read(rollout.prompts[row]) for row in own]
-            given = [without_log_probs(record) for record in policy.pack(rollout, own)]
+            read = [self._read(rollout.prompts[row]) for row in drawn]
+            given = [without_log_probs(record) for record in policy.pack(rollout, drawn)]
             judged = apart(run, list(zip(read, given, strict=True)), self.network.name)
             values = self.network.of_rows(run, judged).sigmoid()
-            for row, value in zip(own, values.tolist(), strict=True):
+            for row, value in zip(drawn, values.tolist(), strict=True):
                 place, key = int(places[row]), int(rollout.decisions.keys["prompt"][row])
                 scored.append((place, float(value > 0.5) if self.settings["hard"] else value))
                 if place in verdicts:
@@ -98,13 +98,13 @@ class RewardModel(Callback):
         assert isinstance(policy, Storing)
         if not right:
             return []
-        asked = [
+        prompts = [
             replace(append_text(prompt, fill_text(self.settings["rewrite"], prompt, text_of(rollout, row))), answers=())
             for rollout, row, prompt in right.values()
         ]
         slots = [FIRST_REWRITTEN + key for key in right]
         seed = derive(run.seed, "rewritten", run.round)
-        request = replace(rows.request, prompts=asked, slots=slots, group_size=1, seed=seed)
+        request = replace(rows.request, prompts=prompts, slots=slots, group_size=1, seed=seed)
         with ExitStack() as stack:
             if self.settings["by"]:
                 stack.enter_context(policy.networks.drawing(self.settings["by"]))
@@ -123,12 +123,12 @@ class RewardModel(Callback):
             and bool(scores.valid[row, rule])
             and float(scores.values[row, rule]) <= self.settings["above"]
         ]
-        found = []
+        pairs = []
         for row, record in zip(wrong, policy.pack(made, wrong), strict=True):
             rollout, first, prompt = of[keys[row]]
             [positive] = policy.pack(rollout, [first])
-            found.append((self._read(prompt), without_log_probs(positive), without_log_probs(record)))
-        return found
+            pairs.append((self._read(prompt), without_log_probs(positive), without_log_probs(record)))
+        return pairs
 
     def on_round_end(self, run: Run, round_: Round) -> None:
         """Learn the pairs of the round."""

@@ -67,11 +67,11 @@ def inner_products(run: Run, round_: Round, weights: Sequence[float], *, tensors
         parameter.grad = None  # that of the last step
     for column, weight in enumerate(weights):
         # A reward and its previews, one after another in every block of len(weights) columns.
-        one = torch.tensor([float(place % len(weights) == column) for place in range(len(names))])
+        one_hot = torch.tensor([float(place % len(weights) == column) for place in range(len(names))])
         if not weight:
             flat.append(torch.zeros(sum(p.numel() for p in parameters[-tensors:])))
             continue
-        settings = scores.values, scores.valid, one, batch.decisions, run.recipe, names
+        settings = scores.values, scores.valid, one_hot, batch.decisions, run.recipe, names
         made = estimate(*settings, abstained=scores.abstentions)
         accumulate_gradients(
             run.policy,

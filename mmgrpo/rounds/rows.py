@@ -56,9 +56,9 @@ def worst_give_way(rows: RoundRows, decisions: Decisions, result: Estimate, keys
     """Of each group as many of its worst samples give way as it has entries in ``keys``."""
     places: list[int] = []
     mine = torch.isin(decisions.origin, torch.tensor(COUNTED)) & ~result.rewards.isnan()
-    for key, count in zip(*(one.tolist() for one in torch.unique(keys, return_counts=True)), strict=True):
+    for key, count in zip(*(column.tolist() for column in torch.unique(keys, return_counts=True)), strict=True):
         here = (mine & (decisions.keys["prompt"] == key)).nonzero()[:, 0]
-        places += [int(here[one]) for one in worst(result.rewards[here].tolist(), count)]
+        places += [int(here[row]) for row in worst(result.rewards[here].tolist(), count)]
     give_way(rows, torch.tensor(places, dtype=torch.long))
 
 
@@ -75,14 +75,14 @@ class Group:
 
 def groups_of(rollouts: Sequence[Rollout]) -> list[Group]:
     """The groups of rollouts by the policy, in the order of their keys."""
-    found: dict[int, Group] = {}
+    groups: dict[int, Group] = {}
     for rollout in rollouts:
         keys, numbers = rollout.decisions.keys["prompt"].tolist(), rollout.decisions.fields["prompt_index"].tolist()
         for row, origin in enumerate(rollout.decisions.origin.tolist()):
             if origin == OWN:
-                group = found.setdefault(keys[row], Group(keys[row], rollout.prompts[row], int(numbers[row])))
+                group = groups.setdefault(keys[row], Group(keys[row], rollout.prompts[row], int(numbers[row])))
                 group.size += 1
-    return [found[key] for key in sorted(found)]
+    return [groups[key] for key in sorted(groups)]
 
 
 @dataclass(frozen=True)
@@ -97,14 +97,14 @@ class Sample:
 
 def samples_of(group: Group, rows: RoundRows, decisions: Decisions, result: Estimate) -> list[Sample]:
     """The scored samples of a group of this rank, in their order."""
-    found = []
+    samples = []
     for rollout, places in zip(rows.rollouts, rows.places, strict=True):
         here = (decisions.keys["prompt"][places] == group.key).nonzero()[:, 0]
         for row, place in zip(here.tolist(), places[here].tolist(), strict=True):
             reward = float(result.rewards[place])
             if int(decisions.origin[place]) in COUNTED and reward == reward:
-                found.append(Sample(place, reward, rollout, row))
-    return found
+                samples.append(Sample(place, reward, rollout, row))
+    return samples
 
 
 def without_success(decisions: Decisions, result: Estimate, above: float) -> set[int]:
@@ -152,15 +152,15 @@ def with_old_log_probs(policy: Policy, rollout: Rollout, undrawn: bool = False, 
     (``undrawn``) those are also its log-probs, and the entropies of their tokens are measured, too."""
     decisions = rollout.decisions
     names = {"log_probs"} | ({"entropy"} & decisions.fields.keys() if undrawn else set())
-    found = {name: torch.zeros_like(decisions.log_probs) for name in names}
+    fields = {name: torch.zeros_like(decisions.log_probs) for name in names}
     for part in rollout.steps.split(decisions.decision_mask, rows):
         scores = policy.score(rollout, part, frozenset(names))
         for name in names:
-            found[name][part.rows, part.positions] = scores[name].to(decisions.log_probs.dtype)
-    log_probs = found.pop("log_probs")
+            fields[name][part.rows, part.positions] = scores[name].to(decisions.log_probs.dtype)
+    log_probs = fields.pop("log_probs")
     if undrawn and "sampler_log_probs" in decisions.fields:
-        found["sampler_log_probs"] = log_probs
-    return rollout.with_decisions(replace(decisions, log_probs=log_probs, fields={**decisions.fields, **found}))
+        fields["sampler_log_probs"] = log_probs
+    return rollout.with_decisions(replace(decisions, log_probs=log_probs, fields={**decisions.fields, **fields}))
 
 
 def text_of(rollout: Rollout, row: int) -> str:
@@ -183,7 +183,7 @@ def with_values(
     """The scores of which some rows have a value in a column, NaN for a failure, and in all others but those ``kept``
     none, as of rewards that abstain."""
     made = RewardScores(scores.values.clone(), scores.valid.clone(), scores.abstentions.clone())
-    others = torch.tensor([place != column and not one for place, one in enumerate(kept)])
+    others = torch.tensor([place != column and not keep for place, keep in enumerate(kept)])
     assert made.abstained is not None
     for row, value in values:
         made.values[row, others], made.valid[row, others], made.abstained[row, others] = 0.0, False, True
@@ -194,11 +194,11 @@ def with_values(
 
 
 def give_scores(
-    rows: RoundRows, found: Sequence[tuple[int, float]], reward: str, kept: Sequence[bool]
+    rows: RoundRows, given: Sequence[tuple[int, float]], reward: str, kept: Sequence[bool]
 ) -> dict[int, float]:
     """Give rows of the round, by their places among the gathered ones, what this and all other ranks found as their
     values of a reward (``with_values``); returns these."""
-    table = gather_rows(torch.tensor(found, dtype=torch.float64).reshape(-1, 2), rows.accelerator).tolist()
+    table = gather_rows(torch.tensor(given, dtype=torch.float64).reshape(-1, 2), rows.accelerator).tolist()
     values, column, first = {int(place): value for place, value in table}, rows.names.index(reward), 0
     for number, part in enumerate(rows.scores):
         here = [(place - first, value) for place, value in values.items() if first <= place < first + len(part.values)]

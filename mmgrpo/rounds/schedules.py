@@ -35,11 +35,11 @@ class Schedules(Callback):
         scorers: Sequence[Scorer],
         steps: int,
     ) -> None:
-        weights = {f"{one.name}.weight": one.schedule for one in scorers if one.schedule}
+        weights = {f"{scorer.name}.weight": scorer.schedule for scorer in scorers if scorer.schedule}
         self.named = {**of_blocks, **weights, **of_settings}
         """All, by name."""
         self.settings, self.scorers, self.steps = of_settings, scorers, steps
-        self.used = {WEIGHTS: [f"{one.name} ({one.schedule.text})" for one in scorers if one.schedule]}
+        self.used = {WEIGHTS: [f"{scorer.name} ({scorer.schedule.text})" for scorer in scorers if scorer.schedule]}
         self.memory: dict[str, list[float]] = {}
         """What rules remember, by their text."""
 
@@ -67,9 +67,9 @@ class Schedules(Callback):
         now = self.now(step)
         rounds = self._round(replace(stated.rounds, samplers=at(stated.rounds.samplers, now)), now)
         weights = stated.weights
-        if any(one.schedule for one in self.scorers):
+        if any(scorer.schedule for scorer in self.scorers):
             pairs = zip(self.scorers, weights.values, strict=True)
-            values = tuple(one.schedule.at(now) if one.schedule else value for one, value in pairs)
+            values = tuple(scorer.schedule.at(now) if scorer.schedule else value for scorer, value in pairs)
             weights = replace(weights, values=values)
         return Hyperparameters(at(stated.recipe, now), at(stated.loss, now), rounds, weights)
 
@@ -91,7 +91,9 @@ class Schedules(Callback):
 
     def observe(self, line: Mapping[str, float]) -> None:
         """Take the metrics of an optimizer step into what the rules remember; ValueError for one that is not there."""
-        for schedule in {one.text: one for one in self.named.values() if one.name in RULES}.values():
+        for schedule in {
+            schedule.text: schedule for schedule in self.named.values() if schedule.name in RULES
+        }.values():
             if schedule.by not in line:
                 raise ValueError(
                     f"{schedule.text}: got by='{schedule.by}', expected a metric of this run: {', '.join(sorted(line))}"

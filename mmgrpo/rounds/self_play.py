@@ -100,7 +100,9 @@ class SelfPlaying(Callback):
         return metrics
 
     def state(self) -> Any:
-        return {str(n): [[one.question, one.answer, one.documents] for one in some] for n, some in self.memory.items()}
+        return {
+            str(n): [[pair.question, pair.answer, pair.documents] for pair in some] for n, some in self.memory.items()
+        }
 
     def load(self, state: Any, tensors: Mapping[str, Tensor], step: int) -> None:
         self.memory = {
@@ -135,26 +137,28 @@ class Game:
     def play(self) -> dict[str, float]:
         """Add the rows of answers and verdicts, give all rows their rewards, and return metrics."""
         run, played = self.run, self._questions()
-        grounded = self._keep_grounded([one for one in played if one.pair is not None])
-        answers = self._draw([answering(one.prompt, _pair(one), self.rule) for one in grounded], _keys(grounded))
+        grounded = self._keep_grounded([question for question in played if question.pair is not None])
+        answers = self._draw(
+            [answering(question.prompt, _pair(question), self.rule) for question in grounded], _keys(grounded)
+        )
         verdicts, conflicting = self._verify(grounded, answers)
-        for one in grounded:
+        for question in grounded:
             assert answers is not None
-            column = answers.scores.values[answers.rows[one.key], self.column]
-            one.reward = worth_of_question(float(column.mean()))
-        rewards = self._table([(one.place, one.reward) for one in played])
+            column = answers.scores.values[answers.rows[question.key], self.column]
+            question.reward = worth_of_question(float(column.mean()))
+        rewards = self._table([(question.place, question.reward) for question in played])
         kept = chosen_questions(rewards, run.seed, run.round)
         positive = {place for place in kept if rewards[place] > 0}
         groups = [*self._table([(key, 1.0) for key in conflicting])]
         trained = chosen_verdicts(groups, len(positive), run.seed, run.round)
         self._reward_questions(rewards, kept)
-        self._add(answers, {one.key for one in grounded if one.place in positive})
+        self._add(answers, {question.key for question in grounded if question.place in positive})
         self._add(verdicts, trained)
         self._remember(played)
         count = max(1, len(rewards))
         return {
-            "self_play/malformed_fraction": sum(one == MALFORMED for one in rewards.values()) / count,
-            "self_play/ungrounded_fraction": sum(one == UNGROUNDED for one in rewards.values()) / count,
+            "self_play/malformed_fraction": sum(reward == MALFORMED for reward in rewards.values()) / count,
+            "self_play/ungrounded_fraction": sum(reward == UNGROUNDED for reward in rewards.values()) / count,
             "self_play/questions": float(len(positive)),
             "self_play/question_reward": sum(rewards.values()) / count,
             "self_play/verdict_groups": float(len(trained)),
@@ -169,7 +173,7 @@ class Game:
 
     def _questions(self) -> list[Played]:
         """Those of this rank."""
-        found = []
+        questions = []
         for rollout, places in zip(self.rows.rollouts, self.rows.places, strict=True):
             slots, numbers = (rollout.decisions.keys["prompt"], rollout.decisions.fields["prompt_index"])
             for row, place in enumerate(places.tolist()):
@@ -177,36 +181,36 @@ class Game:
                     slot, number = int(slots[row]), int(numbers[row])
                     pair = pair_in(text_of(rollout, row))
                     pair = pair and replace(pair, documents=self.read[slot])
-                    found.append(Played(place, number, slot, self.run.prompts[number], pair))
-        return found
+                    questions.append(Played(place, number, slot, self.run.prompts[number], pair))
+        return questions
 
     def _keep_grounded(self, whole: Sequence[Played]) -> list[Played]:
         """Those whose question the policy does not answer rightly without documents."""
-        prompts = [answering(one.prompt, _pair(one), self.rule, grounded=False) for one in whole]
+        prompts = [answering(question.prompt, _pair(question), self.rule, grounded=False) for question in whole]
         tried = self._draw(prompts, _keys(whole), 1)
-        for one in whole:
+        for question in whole:
             assert tried is not None
-            one.reward = UNGROUNDED if self._right(tried, one.key)[0] else 0.0
-        return [one for one in whole if one.reward > UNGROUNDED]
+            question.reward = UNGROUNDED if self._right(tried, question.key)[0] else 0.0
+        return [question for question in whole if question.reward > UNGROUNDED]
 
     def _verify(self, grounded: Sequence[Played], answers: Drawn | None) -> tuple[Drawn | None, list[int]]:
         """Verdicts on all answers, whose rewards become the larger ones of rule and majority; and the groups of
         verdicts that may be trained."""
         if answers is None:
             return None, []
-        asked, keys = list[Prompt](), list[int]()
-        for one in grounded:
-            for number, text in enumerate(answers.texts(one.key)):
-                asked.append(verifying(one.prompt, _pair(one), answer_in(text), self.rule))
-                keys.append(one.key + (number + 1) * GROUPS)
-        verdicts = self._draw(asked, keys, judged=False)
+        prompts, keys = list[Prompt](), list[int]()
+        for question in grounded:
+            for number, text in enumerate(answers.texts(question.key)):
+                prompts.append(verifying(question.prompt, _pair(question), answer_in(text), self.rule))
+                keys.append(question.key + (number + 1) * GROUPS)
+        verdicts = self._draw(prompts, keys, judged=False)
         assert verdicts is not None
         of_answers, of_verdicts, conflicting = list[tuple[int, float]](), list[tuple[int, float]](), list[int]()
-        for one in grounded:
-            for number, right in enumerate(self._right(answers, one.key)):
-                key = one.key + (number + 1) * GROUPS
+        for question in grounded:
+            for number, right in enumerate(self._right(answers, question.key)):
+                key = question.key + (number + 1) * GROUPS
                 majority, values = verdicts_of(verdicts.texts(key), self.rule.words)
-                of_answers.append((answers.rows[one.key][number], float(right or majority)))
+                of_answers.append((answers.rows[question.key][number], float(right or majority)))
                 of_verdicts += zip(verdicts.rows[key], values, strict=True)
                 if majority == right and len({*values}) > 1:
                     conflicting.append(key)
@@ -224,14 +228,14 @@ class Game:
         seed = derive(run.seed, "self play", run.round, size, int(judged))
         request = replace(rows.request, prompts=prompts, slots=keys, group_size=size, seed=seed, sampling=sampling)
         rollout = run.policy.rollout(request)
-        found: dict[int, list[int]] = {key: [] for key in keys}
+        places: dict[int, list[int]] = {key: [] for key in keys}
         for row, key in enumerate(rollout.decisions.keys["prompt"].tolist()):
-            found[key].append(row)
+            places[key].append(row)
         if judged:
             scored, scores = rows.judge(request, rollout)()
-            return Drawn(rollout.with_decisions(scored), scores, found)
+            return Drawn(rollout.with_decisions(scored), scores, places)
         nothing = torch.zeros(rollout.decisions.rows, len(rows.names))
-        return Drawn(rollout, RewardScores(nothing, nothing > 0, nothing == 0), found)
+        return Drawn(rollout, RewardScores(nothing, nothing > 0, nothing == 0), places)
 
     def _right(self, made: Drawn, key: int) -> list[bool]:
         """What the rule says of the rows of a group; what it could not score is wrong."""
@@ -266,10 +270,10 @@ class Game:
             self.rows.scores[place] = with_values(
                 self.rows.scores[place], here, self.column, self._zero_weight_columns()
             )
-            asked, left = torch.zeros(part.rows, dtype=torch.bool), torch.zeros(part.rows, dtype=torch.bool)
-            asked[[row for row, _ in here]] = True
+            is_question, left = torch.zeros(part.rows, dtype=torch.bool), torch.zeros(part.rows, dtype=torch.bool)
+            is_question[[row for row, _ in here]] = True
             left[[row for row, _ in here if row + first not in kept]] = True
-            keys = {**part.keys, "prompt": torch.where(asked, QUESTIONS, part.keys["prompt"])}
+            keys = {**part.keys, "prompt": torch.where(is_question, QUESTIONS, part.keys["prompt"])}
             origin = torch.where(left, REPLACED, part.origin)
             self.rows.decisions[place] = replace(part, keys=keys, origin=origin)
             first += part.rows
@@ -291,22 +295,22 @@ class Game:
     def _remember(self, played: Sequence[Played]) -> None:
         """Questions of a positive reward, by the number of their prompts, on all ranks."""
         said = [
-            json.dumps([one.number, one.pair.question, one.pair.answer, one.pair.documents])
-            for one in played
-            if one.pair and one.reward > 0
+            json.dumps([question.number, question.pair.question, question.pair.answer, question.pair.documents])
+            for question in played
+            if question.pair and question.reward > 0
         ]
         for number, question, answer, read in map(json.loads, gather_texts(said, self.run.accelerator)):
             pairs = [*self.memory.get(number, ()), Pair(question, answer, tuple(read))]
             self.memory[number] = pairs[len(pairs) - min(len(pairs), self.rule.memory) :]
 
 
-def _pair(one: Played) -> Pair:
-    assert one.pair is not None
-    return one.pair
+def _pair(question: Played) -> Pair:
+    assert question.pair is not None
+    return question.pair
 
 
 def _keys(some: Sequence[Played]) -> list[int]:
-    return [one.key for one in some]
+    return [question.key for question in some]
 
 
 def callbacks(choices: Choices) -> list[Callback]:

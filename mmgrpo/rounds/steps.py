@@ -136,11 +136,14 @@ def natural(
 
 
 def _gradient(parameters: Parameters) -> list[Tensor]:
-    return [torch.zeros_like(one) if one.grad is None else one.grad.detach().clone() for one in parameters]
+    return [
+        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach().clone()
+        for parameter in parameters
+    ]
 
 
-def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    return sum(float(whole((a.double() * b.double()).sum())) for a, b in zip(one, other, strict=True))
+def _dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+    return sum(float(whole((a.double() * b.double()).sum())) for a, b in zip(first, second, strict=True))
 
 
 def squares(log_probs: Float[Tensor, "*shape"], old_log_probs: Float[Tensor, "*shape"]) -> Loss:

@@ -51,11 +51,11 @@ class Values(nn.Module):
 
     def of_actions(self, action: Float[Tensor, "N width"]) -> Float[Tensor, "2 N"]:
         """Q_1 and Q_2."""
-        return torch.stack([one(action)[:, 0] for one in self.q])
+        return torch.stack([q(action)[:, 0] for q in self.q])
 
     def of_states(self, state: Float[Tensor, "N width"]) -> Float[Tensor, "2 N"]:
         """V_1 and V_2."""
-        return torch.stack([one(state)[:, 0] for one in self.v])
+        return torch.stack([v(state)[:, 0] for v in self.v])
 
 
 def _value(width: int) -> nn.Module:
@@ -101,7 +101,7 @@ class TurnCritic(Callback):
     def on_draw(self, run: Run, rollout: Rollout) -> Rollout:
         decisions = rollout.decisions
         starts, ends = self._borders(decisions.decision_mask, decisions.fields["turn"])
-        found = torch.zeros_like(decisions.log_probs, dtype=torch.float32)
+        advantages = torch.zeros_like(decisions.log_probs, dtype=torch.float32)
         tables = []
         for entries in (starts, ends):
             states: list[Tensor] = []
@@ -112,8 +112,8 @@ class TurnCritic(Callback):
         state, action = tables
         if state is not None and action is not None:
             values = self._make_values(run, state)
-            found[starts] = advantage_of(values.of_actions(action), values.of_states(state))
-        return rollout.with_decisions(replace(decisions, fields={**decisions.fields, "turn_advantage": found}))
+            advantages[starts] = advantage_of(values.of_actions(action), values.of_states(state))
+        return rollout.with_decisions(replace(decisions, fields={**decisions.fields, "turn_advantage": advantages}))
 
     @staticmethod
     def _borders(mask: Bool[Tensor, "B T"], turn: Tensor) -> tuple[Bool[Tensor, "B T"], Bool[Tensor, "B T"]]:
@@ -132,8 +132,8 @@ class TurnCritic(Callback):
         if not len(fresh["reward"]):
             return {}
         values, most = self._make_values(run, fresh["state"]), self.settings["capacity"]
-        joined = {name: torch.cat([self.memory[name], one]) if self.memory else one for name, one in fresh.items()}
-        self.memory = {name: one[-most:] for name, one in joined.items()}
+        joined = {name: torch.cat([self.memory[name], rows]) if self.memory else rows for name, rows in fresh.items()}
+        self.memory = {name: rows[-most:] for name, rows in joined.items()}
         with torch.no_grad():
             before = float(values.of_states(fresh["state"]).mean())
         generator = stream(run.seed, "turn_critic", run.round)
@@ -151,16 +151,16 @@ class TurnCritic(Callback):
         def draw(table: Mapping[str, Tensor]) -> dict[str, Tensor]:
             device = table["reward"].device
             chosen = torch.randint(len(table["reward"]), (self.settings["batch"],), generator=generator).to(device)
-            return {name: one[chosen] for name, one in table.items()}
+            return {name: column[chosen] for name, column in table.items()}
 
         old, new = draw(self.memory), draw(fresh)
         with torch.no_grad():
             goal = goal_of_actions(
                 old["reward"], old["done"], self.target.of_states(old["next"]), self.settings["gamma"]
             )
-            own = self.target.of_actions(new["action"])
+            q = self.target.of_actions(new["action"])
         of_q = (values.of_actions(old["action"]) - goal).square().mean(1).sum()
-        of_v = (values.of_states(new["state"]) - own).square().mean(1).sum()
+        of_v = (values.of_states(new["state"]) - q).square().mean(1).sum()
         self.optimizer.zero_grad()
         (of_q + of_v).backward()
         self.optimizer.step()
@@ -174,9 +174,9 @@ class TurnCritic(Callback):
         """The turns of a round's own scored samples, in the order of rows and turns."""
         decisions = batch.decisions
         totals = self.totals.to(decisions.log_probs.device)
-        own = (~totals.isnan() & (decisions.origin == OWN))[:, None]
+        sampled = (~totals.isnan() & (decisions.origin == OWN))[:, None]
         turn, mask = decisions.fields["turn"].long(), decisions.decision_mask
-        starts, ends = (one & own for one in self._borders(mask, turn))
+        starts, ends = (border & sampled for border in self._borders(mask, turn))
         given = totals.nan_to_num(0.0).double(), mask, decisions.fields["step_rewards"].double(), turn
         earned, _, last = turn_rewards(*given, 1.0)
         rows, numbers = starts.nonzero()[:, 0], turn[starts]
@@ -194,9 +194,9 @@ class TurnCritic(Callback):
                 places.append(place[at])
                 states.append(scores["hidden_state"].float())
         width = int(largest(float(states[0].shape[1] if states else 0), run.accelerator))
-        own = torch.cat(states) if states else torch.zeros(0, width, device=place.device)
+        local = torch.cat(states) if states else torch.zeros(0, width, device=place.device)
         order = gather_rows(torch.cat(places), run.accelerator).argsort()
-        return gather_rows(own, run.accelerator)[order]
+        return gather_rows(local, run.accelerator)[order]
 
     def _make_values(self, run: Run, state: Float[Tensor, "N width"]) -> Values:
         """The values, made for the width of the first hidden states."""
@@ -215,7 +215,7 @@ class TurnCritic(Callback):
                 self.values.load_state_dict(parts["values"])
                 self.target.load_state_dict(parts["target"])
                 restore_optimizer(self.optimizer, parts["optimizer"], moments)
-                self.memory = {name: one.to(state.device) for name, one in parts["memory"].items()}
+                self.memory = {name: tensor.to(state.device) for name, tensor in parts["memory"].items()}
                 self.saved = None
         return self.values
 
@@ -229,7 +229,7 @@ class TurnCritic(Callback):
             return self.saved[0] if self.saved else {}
         parts = {"values": self.values.state_dict(), "target": self.target.state_dict(), "memory": self.memory}
         parts["optimizer"] = flatten_optimizer(self.optimizer)[0]
-        return {f"{part}.{name}": one.detach() for part, table in parts.items() for name, one in table.items()}
+        return {f"{part}.{name}": tensor.detach() for part, table in parts.items() for name, tensor in table.items()}
 
     def load(self, state: Any, tensors: Mapping[str, Tensor], step: int) -> None:
         self.values, self.memory = None, {}
@@ -237,7 +237,7 @@ class TurnCritic(Callback):
 
 
 def _under(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-    return {name.removeprefix(f"{part}."): one for name, one in tensors.items() if name.startswith(f"{part}.")}
+    return {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items() if name.startswith(f"{part}.")}
 
 
 def callbacks(choices: Choices) -> Sequence[Callback]:

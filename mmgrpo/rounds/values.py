@@ -75,8 +75,8 @@ class ValueNetwork:
             self.optimizer = torch.optim.AdamW(parameters, lr=self.settings["lr"], betas=betas, weight_decay=0.0)
             if self.saved:
                 tensors, moments = self.saved
-                for name, one in self.head.named_parameters():  # a reward model has the first output alone
-                    one.data[: len(tensors[f"head.{name}"])] = tensors[f"head.{name}"].to(one.device)
+                for name, parameter in self.head.named_parameters():  # a reward model has the first output alone
+                    parameter.data[: len(tensors[f"head.{name}"])] = tensors[f"head.{name}"].to(parameter.device)
                 if moments is not None:  # another run's network begins without its own
                     named = {n.removeprefix("optimizer."): v for n, v in tensors.items() if n.startswith("optimizer.")}
                     restore_optimizer(self.optimizer, named, moments)
@@ -86,12 +86,12 @@ class ValueNetwork:
     @torch.no_grad()
     def of_rows(self, run: Run, rollout: Rollout) -> Float[Tensor, "N"]:
         """The first output for rows, before their last token; on the host."""
-        found = torch.zeros(rollout.decisions.rows)
+        values = torch.zeros(rollout.decisions.rows)
         with run.policy.networks(self.name):
             for part in rollout.steps.split(last_of(rollout.decisions.decision_mask), run.optim.micro_batch_size):
                 state = run.policy.score(rollout, part, HIDDEN)["hidden_state"]
-                found[part.rows.cpu()] = self(state)[:, 0].cpu()
-        return found
+                values[part.rows.cpu()] = self(state)[:, 0].cpu()
+        return values
 
     def update(
         self,

@@ -30,7 +30,7 @@ HEAD = "windows.head"
 
 def join_windows(begun: Record, rest: Record) -> Record:
     """A completion with its next window, of which alone the policy learns; old log-probs are those of their rounds."""
-    whole = {n: torch.cat([one, rest[n]]) if one.dim() else rest[n] for n, one in begun.items()}
+    whole = {n: torch.cat([tensor, rest[n]]) if tensor.dim() else rest[n] for n, tensor in begun.items()}
     mask = torch.cat([torch.zeros_like(begun["loss_mask"]), rest["loss_mask"]])
     return whole | {"loss_mask": mask}
 
@@ -95,15 +95,15 @@ class Windows(Callback):
     def _cut(run: Run, rows: RoundRows) -> list[tuple[int, Record]]:
         """What goes on, of all ranks and in the order of the round, so it depends on their number as little as on
         which of them drew it."""
-        policy, found = run.policy, list[dict[str, Tensor]]()
+        policy, cut = run.policy, list[dict[str, Tensor]]()
         assert isinstance(policy, Storing)
         for rollout, places in zip(rows.rollouts, rows.places, strict=True):
             decisions = rollout.decisions
             here = ((decisions.fields["cut"] > 0) & (decisions.origin == OWN)).nonzero()[:, 0].cpu()
             heads = torch.stack([places[here], decisions.fields["prompt_index"].cpu()[here].long()], 1)
             records = policy.pack(rollout, here.tolist())
-            found += [{**record, HEAD: head} for head, record in zip(heads, records, strict=True)]
-        everywhere = gather_tables(found, run.accelerator)
+            cut += [{**record, HEAD: head} for head, record in zip(heads, records, strict=True)]
+        everywhere = gather_tables(cut, run.accelerator)
         heads = [table.pop(HEAD).tolist() for table in everywhere]
         ordered = sorted(zip(heads, everywhere, strict=True), key=lambda entry: entry[0])
         return [(number, record) for (_, number), record in ordered]
@@ -112,13 +112,15 @@ class Windows(Callback):
         return [number for number, _ in self.waiting]
 
     def tensors(self) -> Mapping[str, Tensor]:
-        return {f"{place}.{n}": one for place, (_, record) in enumerate(self.waiting) for n, one in record.items()}
+        return {
+            f"{place}.{n}": tensor for place, (_, record) in enumerate(self.waiting) for n, tensor in record.items()
+        }
 
     def load(self, state: Any, tensors: Mapping[str, Tensor], step: int) -> None:
         records: Sequence[dict[str, Tensor]] = [{} for _ in state or ()]
-        for name, one in tensors.items():
-            place, _, own = name.partition(".")
-            records[int(place)][own] = one
+        for name, tensor in tensors.items():
+            place, _, field = name.partition(".")
+            records[int(place)][field] = tensor
         self.waiting = [*zip(state or (), records, strict=True)]
 
 

@@ -32,11 +32,11 @@ from torch import Tensor, nn
 
 def chains_of(network: nn.Module, units: Sequence[nn.Module]) -> list[list[nn.Module]]:
     """The units in chains: those of one ``nn.ModuleList`` in its order, and every other one alone."""
-    chosen, taken, chains = {id(one) for one in units}, set(), []
+    chosen, taken, chains = {id(unit) for unit in units}, set(), []
     for module in network.modules():
-        chain = [one for one in module if id(one) in chosen] if isinstance(module, nn.ModuleList) else [module]
-        chain = [one for one in chain if id(one) in chosen and id(one) not in taken]
-        taken |= {id(one) for one in chain}
+        chain = [unit for unit in module if id(unit) in chosen] if isinstance(module, nn.ModuleList) else [module]
+        chain = [unit for unit in chain if id(unit) in chosen and id(unit) not in taken]
+        taken |= {id(unit) for unit in chain}
         chains += [chain] if chain else []
     return chains
 
@@ -91,10 +91,10 @@ class AgreedCalls:
         self._agree(self._kinds)
         self._run(loss, run)
 
-    def _agree(self, own: int) -> None:
-        """Return when it is the turn of ``own``: twice a chain's number, and one more where a backward pass follows
+    def _agree(self, turn: int) -> None:
+        """Return when it is the turn of ``turn``: twice a chain's number, and one more where a backward pass follows
         from it, for each version; then a backward pass; then the end."""
-        while (chosen := self._first(own)) != own:
+        while (chosen := self._first(turn)) != turn:
             if chosen < self._kinds:
                 version, kind = divmod(chosen, 2 * len(self.chains))
                 self.put(version)
@@ -102,8 +102,8 @@ class AgreedCalls:
             else:
                 self._run(torch.zeros((), device=self.device), torch.autograd.backward)
 
-    def _first(self, own: int) -> int:
-        row = torch.tensor([own])
+    def _first(self, turn: int) -> int:
+        row = torch.tensor([turn])
         torch.distributed.all_reduce(row, torch.distributed.ReduceOp.MIN, group=self.group)
         return int(row)
 
@@ -130,19 +130,23 @@ class AgreedCalls:
                 "cannot be sharded (distributed.shard=none)"
             )
         if index == 0:
-            given = [one for one in [*inputs, *named.values()] if isinstance(one, Tensor)]
-            wanted = self.trains[number] or any(one.requires_grad for one in given)
+            given = [value for value in [*inputs, *named.values()] if isinstance(value, Tensor)]
+            wanted = self.trains[number] or any(tensor.requires_grad for tensor in given)
             self.learns = torch.is_grad_enabled() and wanted
             self._agree(2 * (self.version * len(self.chains) + number) + self.learns)
             self.put(self.version)
         self.next = (number, index + 1) if index + 1 < len(self.chains[number]) else None
         if index == 0 and self.learns:
-            return _first_changed(inputs, named, lambda one: _Tied.apply(one, self.tie))
+            return _first_changed(inputs, named, lambda tensor: _Tied.apply(tensor, self.tie))
         return None
 
     def _after(self, unit: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if self.active and not self.spare and not self.backwards and self.next is None and self.learns:
-            first = output if isinstance(output, Tensor) else next(one for one in output if isinstance(one, Tensor))
+            first = (
+                output
+                if isinstance(output, Tensor)
+                else next(tensor for tensor in output if isinstance(tensor, Tensor))
+            )
             self.tie = _End.apply(first)
 
     def _call_spare(self, chain: Sequence[nn.Module], learns: bool) -> None:
@@ -163,20 +167,20 @@ class AgreedCalls:
 
 def _pass_through(unit: Any, value: Tensor) -> Tensor:
     """A value through a unit whose hooks run and which computes nothing; its weights have a gradient of zero."""
-    own = vars(unit).get("forward")
-    unit.forward = lambda given: _Spare.apply(given, *[one for one in unit.parameters() if one.requires_grad])
+    forward = vars(unit).get("forward")
+    unit.forward = lambda given: _Spare.apply(given, *[weight for weight in unit.parameters() if weight.requires_grad])
     try:
         return nn.Module.__call__(unit, value)  # not its own, which may checkpoint it
     finally:
         del unit.forward
-        if own is not None:
-            unit.forward = own
+        if forward is not None:
+            unit.forward = forward
 
 
 def _first_changed(inputs: tuple[Any, ...], named: dict[str, Any], change: Callable[[Tensor], Tensor]) -> Any:
     """The inputs of a call with the first of their tensors of fractions, the hidden states, changed."""
     everything = [*enumerate(inputs), *named.items()]
-    key = next(key for key, one in everything if isinstance(one, Tensor) and one.is_floating_point())
+    key = next(key for key, value in everything if isinstance(value, Tensor) and value.is_floating_point())
     if isinstance(key, int):
         return (*inputs[:key], change(inputs[key]), *inputs[key + 1 :]), named
     return inputs, {**named, key: change(named[key])}
@@ -219,7 +223,7 @@ class _Spare(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, *weights: Tensor) -> Tensor:
-        ctx.like = [(one.shape, one.dtype, one.device) for one in weights]
+        ctx.like = [(weight.shape, weight.dtype, weight.device) for weight in weights]
         return value.clone()
 
     @staticmethod

@@ -24,7 +24,7 @@ class InitialWeights:
 
     def is_unchanged(self) -> bool:
         """Whether the present weights compute what the initial ones do; where they are shards, on all processes."""
-        moved = [name for name, one in self.trained.items() if bit_sums(one) != self.sums[name]]
+        moved = [name for name, parameter in self.trained.items() if bit_sums(parameter) != self.sums[name]]
         return everywhere(all(self._product_is_zero(name) for name in moved), self.trained.values())
 
     def _product_is_zero(self, name: str) -> bool:

@@ -218,9 +218,11 @@ def flatten_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tenso
     numbers: dict[str, Any] = {}
     for parameter, entries in saved["state"].items():
         for name, value in entries.items():
-            inner = {f"{name}/{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
-            for key, one in inner.items():
-                (tensors if isinstance(one, Tensor) else numbers)[f"{parameter}.{key}"] = one
+            inner = (
+                {f"{name}/{key}": entry for key, entry in value.items()} if isinstance(value, dict) else {name: value}
+            )
+            for key, entry in inner.items():
+                (tensors if isinstance(entry, Tensor) else numbers)[f"{parameter}.{key}"] = entry
     return tensors, {"groups": saved["param_groups"], "numbers": numbers}
 
 
@@ -258,11 +260,11 @@ def restore_optimizer(
                 )
             value = like(value.clone(), parameter)
         outer, inside, inner = field.partition("/")
-        own = entries.setdefault(int(number), {})
+        fields = entries.setdefault(int(number), {})
         if inside:
-            own.setdefault(outer, {})[inner] = value
+            fields.setdefault(outer, {})[inner] = value
         else:
-            own[field] = value
+            fields[field] = value
     optimizer.load_state_dict({"state": entries, "param_groups": _lists_to_tuples(groups, state["groups"])})
 
 

@@ -48,13 +48,13 @@ def fetch(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     once."""
     import torch
 
-    far = [one.detach() for one in tensors if one.device.type != "cpu"]
+    far = [tensor.detach() for tensor in tensors if tensor.device.type != "cpu"]
     if not far:
-        return [one.detach() for one in tensors]
-    parts = [one.contiguous().view(-1).view(torch.uint8) for one in far]
+        return [tensor.detach() for tensor in tensors]
+    parts = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in far]
     copied = torch.cat(parts).cpu().split([len(part) for part in parts])
-    near = iter([part.clone().view(one.dtype).view(one.shape) for part, one in zip(copied, far, strict=True)])
-    return [one.detach() if one.device.type == "cpu" else next(near) for one in tensors]
+    near = iter([part.clone().view(tensor.dtype).view(tensor.shape) for part, tensor in zip(copied, far, strict=True)])
+    return [tensor.detach() if tensor.device.type == "cpu" else next(near) for tensor in tensors]
 
 
 def refuse_launcher(environ: Mapping[str, str]) -> None:

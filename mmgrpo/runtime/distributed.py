@@ -99,11 +99,11 @@ def gather_texts(texts: Sequence[str], accelerator: Processes) -> list[str]:
     if accelerator.num_processes == 1:
         return list(texts)
     encoded = [text.encode() for text in texts]
-    width = int(largest(float(max((len(one) for one in encoded), default=0)), accelerator))
+    width = int(largest(float(max((len(content) for content in encoded), default=0)), accelerator))
     rows = torch.zeros((len(encoded), 1 + width), dtype=torch.int32)
-    for row, one in zip(rows, encoded, strict=True):
-        row[0] = len(one)
-        row[1 : 1 + len(one)] = torch.tensor(list(one), dtype=torch.int32)
+    for row, content in zip(rows, encoded, strict=True):
+        row[0] = len(content)
+        row[1 : 1 + len(content)] = torch.tensor(list(content), dtype=torch.int32)
     gathered = gather_rows(rows, accelerator).cpu()
     return [bytes(row[1 : 1 + row[0]].tolist()).decode() for row in gathered]
 
@@ -118,7 +118,7 @@ def gather_tables(tables: Sequence[Mapping[str, Tensor]], accelerator: Processes
     rows = torch.zeros((len(blobs), width), dtype=torch.uint8)
     for row, blob in zip(rows, blobs, strict=True):
         row[: len(blob)] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
-    lengths = gather_rows(torch.tensor([len(one) for one in blobs], dtype=torch.long), accelerator).tolist()
+    lengths = gather_rows(torch.tensor([len(blob) for blob in blobs], dtype=torch.long), accelerator).tolist()
     gathered = gather_rows(rows, accelerator).cpu()
     return [from_bytes(bytes(row[:length].tolist())) for row, length in zip(gathered, lengths, strict=True)]
 
@@ -163,9 +163,9 @@ def gather_decisions(decisions: Decisions, accelerator: Accelerator, draw: int) 
     """Concatenate the decisions of all data ranks, padded to the longest row of any, on the host."""
     longest = int(largest(float(decisions.loss_mask.shape[1]), accelerator))
     place = draw * accelerator.num_processes + accelerator.process_index
-    own = pad_decisions(decisions, longest)
-    own = replace(own, node=own.node + place * NODES_PER_RANK)
-    return own.by(lambda tensors: fetch([gather_rows(one, accelerator) for one in tensors]))
+    mine = pad_decisions(decisions, longest)
+    mine = replace(mine, node=mine.node + place * NODES_PER_RANK)
+    return mine.by(lambda tensors: fetch([gather_rows(tensor, accelerator) for tensor in tensors]))
 
 
 def pad_decisions(decisions: Decisions, width: int) -> Decisions:
@@ -183,24 +183,24 @@ def join_decisions(draws: Sequence[Decisions]) -> Decisions:
     """Concatenate the rows of several draws of one round."""
     if len(draws) == 1:
         return draws[0]
-    width = max(one.loss_mask.shape[1] for one in draws)
-    padded = [pad_decisions(one, width) for one in draws]
+    width = max(draw.loss_mask.shape[1] for draw in draws)
+    padded = [pad_decisions(draw, width) for draw in draws]
     first = padded[0]
     return Decisions(
-        log_probs=torch.cat([one.log_probs for one in padded]),
-        loss_mask=torch.cat([one.loss_mask for one in padded]),
-        decision_mask=torch.cat([one.decision_mask for one in padded]),
-        node=torch.cat([one.node for one in padded]),
-        origin=torch.cat([one.origin for one in padded]),
-        keys={name: torch.cat([one.keys[name] for one in padded]) for name in first.keys},
-        fields={name: torch.cat([one.fields[name] for one in padded]) for name in first.fields},
+        log_probs=torch.cat([part.log_probs for part in padded]),
+        loss_mask=torch.cat([part.loss_mask for part in padded]),
+        decision_mask=torch.cat([part.decision_mask for part in padded]),
+        node=torch.cat([part.node for part in padded]),
+        origin=torch.cat([part.origin for part in padded]),
+        keys={name: torch.cat([part.keys[name] for part in padded]) for name in first.keys},
+        fields={name: torch.cat([part.fields[name] for part in padded]) for name in first.fields},
     )
 
 
 def gather_reward_scores(reward_scores: RewardScores, accelerator: Accelerator) -> RewardScores:
     """Concatenate the reward scores of all data ranks, on the host."""
     tensors = reward_scores.values, reward_scores.valid, reward_scores.abstentions
-    return RewardScores(*fetch([gather_rows(one, accelerator) for one in tensors]))
+    return RewardScores(*fetch([gather_rows(tensor, accelerator) for tensor in tensors]))
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter], accelerator: Accelerator) -> None:
@@ -298,7 +298,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], most: float) -> Tensor:
 
 def everywhere(flag: bool, tensors: Iterable[Tensor]) -> bool:
     """Whether a flag about tensors is true on all processes where one of them is a shard, which others do not see."""
-    shards = [one for one in tensors if is_shard(one)]
+    shards = [tensor for tensor in tensors if is_shard(tensor)]
     if not shards:
         return flag
     return reduce_numbers([int(flag)], local(shards[0]).device, torch.distributed.ReduceOp.MIN) == [1]

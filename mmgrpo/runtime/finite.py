@@ -21,8 +21,8 @@ class TooLarge(NotFinite):
 def is_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether all entries of all tensors are finite; integers are. Of shards, on all processes, which must all call."""
     tensors, flags = list(tensors), {}
-    for one in map(local, tensors):
-        flags.setdefault(one.device, []).append(_finite(one))
+    for tensor in map(local, tensors):
+        flags.setdefault(tensor.device, []).append(_finite(tensor))
     # One copy to the host for all tensors of a device.
     return everywhere(all([bool(torch.stack(some).all()) for some in flags.values()]), tensors)
 

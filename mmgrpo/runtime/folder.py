@@ -144,7 +144,9 @@ def with_name(config: Config) -> Config:
         raise ValueError("--resume: names no run to continue; add its --name")
     name = f"{config.algorithm.preset}-{datetime.now():%Y%m%d-%H%M%S}"
     taken = chain([name], (f"{name}-{number}" for number in count(2)))
-    return replace(config, name=next(one for one in taken if not (Path(config.output_dir) / one).exists()))
+    return replace(
+        config, name=next(candidate for candidate in taken if not (Path(config.output_dir) / candidate).exists())
+    )
 
 
 def agree_on_name(config: Config, accelerator: Accelerator) -> Config:
@@ -238,7 +240,7 @@ def open_folder(
         identity.write(folder)
         write_yaml(folder / "config.yaml", config)
         if skipped:
-            lines = [json.dumps(dataclasses.asdict(one), ensure_ascii=False) for one in skipped]
+            lines = [json.dumps(dataclasses.asdict(row), ensure_ascii=False) for row in skipped]
             write_text(folder / "skipped.jsonl", "".join(f"{line}\n" for line in lines))
             print(f"{len(skipped)} prompts are skipped and listed in {folder / 'skipped.jsonl'}", flush=True)
     accelerator.wait_for_everyone()
@@ -368,9 +370,9 @@ def _has_keys(path: Path, keys: Set[str]) -> bool:
         return False
     if not isinstance(value, dict):
         return False
-    inside = [one for one in value.values() if isinstance(one, dict)]
+    inside = [table for table in value.values() if isinstance(table, dict)]
     return keys <= value.keys() or (
-        bool(value) and len(inside) == len(value) and all(keys <= one.keys() for one in inside)
+        bool(value) and len(inside) == len(value) and all(keys <= table.keys() for table in inside)
     )
 
 

@@ -136,7 +136,7 @@ class Folder:
     def trainable(self, model: Any) -> Folder:
         """Without the parts that options of the model freeze."""
         frozen = [pattern for option, pattern in FROZEN.items() if getattr(model, option, False)]
-        kept = {n: shape for n, shape in self.network.items() if not any(re.search(one, n) for one in frozen)}
+        kept = {n: shape for n, shape in self.network.items() if not any(re.search(pattern, n) for pattern in frozen)}
         return replace(self, network=kept)
 
     def adapters(self, rank: int, targets: Sequence[str]) -> int:
@@ -174,26 +174,26 @@ def folder_of(
             merged = {**header(name), **merged}
         return merged
 
-    own = [name for name in NETWORKS if name in parts]
-    if not own:
-        found = shapes("")
-        return Folder(found, config("")) if found else None
+    networks = [name for name in NETWORKS if name in parts]
+    if not networks:
+        weights = shapes("")
+        return Folder(weights, config("")) if weights else None
     every = {part: shapes(part) for part in parts if part and "/" not in part}
-    network = {f"{name}.{key}": shape for name in own for key, shape in every[name].items()}
+    network = {f"{name}.{key}": shape for name in networks for key, shape in every[name].items()}
     others = {name: sum(map(prod, some.values())) for name, some in every.items() if name not in NETWORKS}
     read = [
         next((shape[0] for name, shape in every.get(part, {}).items() if "position_embedding" in name), 0)
         for part in ("text_encoder", "image_encoder")
     ]
     words = every.get("words", {}).get("place", (0,))[0] if "patches" not in parts else 0
-    return Folder(network, config(own[0]), others, config("vae"), *read, words=words)
+    return Folder(network, config(networks[0]), others, config("vae"), *read, words=words)
 
 
 def _header(file: Path) -> Shapes:
     """Shapes of the weights in a safetensors file."""
     with file.open("rb") as opened:
         header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-    return {name: tuple(one["shape"]) for name, one in header.items() if name != "__metadata__"}
+    return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
 
 
 def json_in(path: Path) -> Callable[[str], dict[str, Any]]:
@@ -231,7 +231,7 @@ def needs(
     divided = config.distributed.shard == "full" and processes > 1
     shards = processes // config.distributed.replicate if divided else 1
     moments = 2 if optim.optimizer.endswith("8bit") else 8
-    found: dict[str, float] = {
+    sizes: dict[str, float] = {
         "weights": (stored * total + 4 * adapters) / shards,
         "gradients": 4 * trained / shards,
         "optimizer": moments * trained / shards,
@@ -248,15 +248,15 @@ def needs(
             not in_step and config.distributed.rollout_weights == "auto"
         ):
             phases.append(lower * total + 4 * adapters)
-        found["gathered"] = max(phases)
+        sizes["gathered"] = max(phases)
     frozen = {name: size * compute for name, size in folder.others.items()}
     vae = STORED[getattr(model, "vae_dtype", "float32")] * folder.others.get("vae", 0)
     encoders = sum(size for name, size in frozen.items() if name != "vae")
-    found |= {"encoders": 0 if getattr(model, "forget_encoders", False) else encoders, "VAE": vae}
+    sizes |= {"encoders": 0 if getattr(model, "forget_encoders", False) else encoders, "VAE": vae}
     together = config.distributed.sequence if processes > 1 else 1
     samples = -(-config.data.prompts_per_step * together // processes) * config.data.group_size
-    found |= _activations(learning, config, compute, samples, targets if rank else (), 1 + guided, given, together)
-    return {name: size for name, size in found.items() if size}
+    sizes |= _activations(learning, config, compute, samples, targets if rank else (), 1 + guided, given, together)
+    return {name: size for name, size in sizes.items() if size}
 
 
 def _activations(
@@ -310,36 +310,39 @@ def peak(folder: Folder, places: Places, adapted: Sequence[str], checkpointed: b
     wait in all blocks, since they are summed over the samples of a clip.
     """
     full, names = not adapted, folder.network.keys()
-    scaled, gated = full and any(re.search(SCALED, one) for one in names), any(re.search(GATE, one) for one in names)
+    scaled, gated = (
+        full and any(re.search(SCALED, name) for name in names),
+        any(re.search(GATE, name) for name in names),
+    )
     normed = {name.rpartition(".")[0].rpartition(".")[0] for name in names if re.search(NORMED, name)}
     joint = any(".add_q_proj." in name for name in names)
     blocks, inputs = defaultdict[str, Block](Block), dict[str, float]()
     outside = waiting = 0.0
     for name, shape in folder.network.items():
-        found = re.match(r".*?_block(s\.\d+)?\.\w+\.\d+(?=\.)" if places.sides else r".*?\.\d+(?=\.)", name)
+        match = re.match(r".*?_block(s\.\d+)?\.\w+\.\d+(?=\.)" if places.sides else r".*?\.\d+(?=\.)", name)
         if len(shape) == 2 and re.search(CONTEXT, name):
             outside += places.prompt * (shape[0] + shape[1] * full)
         elif re.search(r"\.encoder_attn\.k_proj\.weight", name):
             outside = places.prompt * shape[1]
-        if len(shape) < 2 or found is None or re.search(SMALL, name):
+        if len(shape) < 2 or match is None or re.search(SMALL, name):
             continue
-        count, (wide, narrow), block = places.of(name, joint), shape[:2], blocks[found[0]]
+        count, (wide, narrow), block = places.of(name, joint), shape[:2], blocks[match[0]]
         first, last = re.search(FIRST, name), re.search(LAST, name)
         gate = wide if re.search(GATE, name) else 0
         if re.search(FUSED, name):
             gate = (wide - 3 * narrow * ("qkv" in name)) / 2
         both = bool(re.search(QUERY_OR_KEY, name) and name.split(".to_")[0].split(".add_")[0] in normed)
-        trains = full or f".{name}".endswith(tuple(f".{one}.weight" for one in adapted))
+        trains = full or f".{name}".endswith(tuple(f".{target}.weight" for target in adapted))
         audio = ".encoder_attn." in name
         if places.sides:
             numbers = (wide + narrow) * (UNET[0] if full else UNET[1])
-            inputs[found[0]] = max(inputs.get(found[0], 0), count * narrow)
+            inputs[match[0]] = max(inputs.get(match[0], 0), count * narrow)
         else:
             numbers = wide * (not last or scaled) + narrow * bool(trains and (first or last))
             numbers += narrow * (1 + scaled + (gated and full)) * bool(first) + gate
             numbers += wide * (1 + full) * both
             if first:
-                inputs[f"{found[0]} {count}"] = count * narrow
+                inputs[f"{match[0]} {count}"] = count * narrow
         block.kept += count * numbers
         if re.search(HIDDEN, name):
             hidden = 1.5 if places.sides or re.search(FUSED, name) else 3 if gate else 1 if full else 2
@@ -350,14 +353,14 @@ def peak(folder: Folder, places: Places, adapted: Sequence[str], checkpointed: b
         else:
             block.others += count * numbers
     if checkpointed:
-        again = max((one.most for one in blocks.values()), default=0.0)
+        again = max((block.most for block in blocks.values()), default=0.0)
         blocks_inputs = defaultdict[str, float](float)
         for name, numbers in inputs.items():
             blocks_inputs[name.partition(" ")[0]] += numbers
         kept = max(blocks_inputs.values(), default=0.0) if offloaded else sum(blocks_inputs.values())
         return outside + kept + again * places.at_once
-    moment = max((one.most - one.kept for one in blocks.values()), default=0.0)
-    return outside + waiting + sum(one.kept for one in blocks.values()) + moment * places.at_once
+    moment = max((block.most - block.kept for block in blocks.values()), default=0.0)
+    return outside + waiting + sum(block.kept for block in blocks.values()) + moment * places.at_once
 
 
 @dataclass
@@ -468,23 +471,23 @@ def compression(vae: Mapping[str, Any]) -> tuple[int, int]:
         ("scale_factor_spatial", "spatial_compression_ratio"),
         ("scale_factor_temporal", "temporal_compression_ratio"),
     ]
-    found = [
-        next((vae[one] for one in names if vae.get(one)), value)
+    factors = [
+        next((vae[name] for name in names if vae.get(name)), value)
         for names, value in zip(named, (side, pace), strict=True)
     ]
-    return found[0], found[1]
+    return factors[0], factors[1]
 
 
 def report(folder: Folder, config: Any, processes: int, **known: Any) -> list[str]:
     """The lines of a dry run: what this run needs on each process, and what it would need divided among more."""
-    found = needs(folder, config, processes=processes, **known)
-    total = sum(found.values()) / 1e9
+    sizes = needs(folder, config, processes=processes, **known)
+    total = sum(sizes.values()) / 1e9
     where = "on one process" if processes == 1 else f"on each of {processes} processes"
     lines = [
         *mesh(config.distributed, processes),
         f"memory:    {total:.3g} GB {where}, distributed.shard {config.distributed.shard}: "
-        + ", ".join(f"{name} {size / 1e9:.3g}" for name, size in found.items()),
-        f"           {fits(total)}; activations are {'an estimate' if 'activations' in found else 'not in it'} "
+        + ", ".join(f"{name} {size / 1e9:.3g}" for name, size in sizes.items()),
+        f"           {fits(total)}; activations are {'an estimate' if 'activations' in sizes else 'not in it'} "
         "(docs/scaling.md)",
     ]
     full = replace(config, distributed=replace(config.distributed, shard="full", replicate=1))

@@ -57,7 +57,7 @@ class Tally:
         """The sums by name, and the largest |ratio - 1| of present and stored log-probs of decisions that the policy
         drew in this round: one copy to the host."""
         everything = [value for _, value in self.added] + self.gaps
-        everything = [one.float() if one.device.type == "mps" else one.double() for one in everything]
+        everything = [value.float() if value.device.type == "mps" else value.double() for value in everything]
         values, sums = torch.stack(everything).tolist() if everything else [], dict[str, float]()
         for (name, _), value in zip(self.added, values):
             sums[name] = sums.get(name, 0.0) + value

@@ -359,9 +359,9 @@ def bind_networks(texts: Sequence[str]) -> tuple[Bound, ...]:
             )
         seen.add((name, task))
     names = {name for name, _ in seen}
-    for one in bounds:
-        if source := one.parameters.get("of", ""):
-            refuse_unknown(f"algorithm.networks: {one.text}", "network", source, names)
+    for rule in bounds:
+        if source := rule.parameters.get("of", ""):
+            refuse_unknown(f"algorithm.networks: {rule.text}", "network", source, names)
     drawing = [bound.text for bound in bounds if bound.parameters.get("samples")]
     if len(drawing) > 1:
         raise ValueError(f"algorithm.networks: got samples for {' and '.join(drawing)}, expected one that draws")
@@ -432,7 +432,7 @@ class Networks:
     @property
     def trained(self) -> dict[str, nn.Parameter]:
         """The parameters that train."""
-        return {name: one for name, one in self.model.network.named_parameters() if one.requires_grad}
+        return {name: parameter for name, parameter in self.model.network.named_parameters() if parameter.requires_grad}
 
     @property
     def replacements(self) -> list[Mapping[str, Tensor]]:
@@ -481,7 +481,7 @@ class Networks:
             if network is self.model.network:
                 yield
                 return
-            values = {key: one.detach() for key, one in network.named_parameters() if key in self.trained}
+            values = {key: parameter.detach() for key, parameter in network.named_parameters() if key in self.trained}
         with swap_weights(self.model.network, values):
             yield
 
@@ -492,13 +492,13 @@ class Networks:
         """``evaluate(network, entries)`` of the network of this name for all entries, whose prompts have these
         ``tasks``; of several teachers each for the entries of its task, which are numbers on the host. ValueError for a
         task without one."""
-        own = self.tasks(name)
+        known = self.tasks(name)
         parts = []
-        for task in sorted(set(tasks)) if own else [""]:
-            some = torch.tensor([entry for entry, one in enumerate(tasks) if one == task or not own])
-            if own and task not in own:
+        for task in sorted(set(tasks)) if known else [""]:
+            some = torch.tensor([entry for entry, t in enumerate(tasks) if t == task or not known])
+            if known and task not in known:
                 raise ValueError(
-                    f"algorithm.networks: got a prompt of task '{task}' and networks '{name}' for {', '.join(own)}; "
+                    f"algorithm.networks: got a prompt of task '{task}' and networks '{name}' for {', '.join(known)}; "
                     f"add frozen(path=..., task='{task}'), or leave these prompts out"
                 )
             with self(name, task) as network:
@@ -546,12 +546,17 @@ class Networks:
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """The values of all networks, for a checkpoint; teachers are not in it, since they are read again."""
         kept = {f"network-{key}": values for key, values in self.values.items() if not self._is_read(key)}
-        return kept | {f"learner-{name}": flatten_optimizer(one)[0] for name, one in self.optimizers.items()}
+        return kept | {
+            f"learner-{name}": flatten_optimizer(optimizer)[0] for name, optimizer in self.optimizers.items()
+        }
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps in addition to the values."""
         state = {"round": self.round, "changed": self.changed, "best": self.best, "stalled": self.stalled}
-        return {**state, "learners": {name: flatten_optimizer(one)[1] for name, one in self.optimizers.items()}}
+        return {
+            **state,
+            "learners": {name: flatten_optimizer(optimizer)[1] for name, optimizer in self.optimizers.items()},
+        }
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], step: int) -> None:
         """Restore the networks of a checkpoint of optimizer step ``step``."""
@@ -627,4 +632,7 @@ class Networks:
                 "and the same adapters"
             )
         network = self.model.network
-        return {n: stored_like(values[n].to(one.device, one.dtype), one, network) for n, one in trained.items()}
+        return {
+            n: stored_like(values[n].to(parameter.device, parameter.dtype), parameter, network)
+            for n, parameter in trained.items()
+        }

@@ -50,13 +50,17 @@ class Versions:
         """Put the shards of a version in place."""
         if version == self.current:
             return
-        shards = {name: one for name, one in self.network.named_parameters() if one.requires_grad and is_shard(one)}
+        shards = {
+            name: parameter
+            for name, parameter in self.network.named_parameters()
+            if parameter.requires_grad and is_shard(parameter)
+        }
         if not self.current:
-            self.kept = {name: one.detach().clone() for name, one in shards.items()}
+            self.kept = {name: parameter.detach().clone() for name, parameter in shards.items()}
         values = self.others()[version - 1] if version else self.kept
-        for name, one in shards.items():
+        for name, shard in shards.items():
             if name in values:
-                one.copy_(like(values[name].to(one.dtype), one))
+                shard.copy_(like(values[name].to(shard.dtype), shard))
         self.current = version
         self.kept = self.kept if version else {}
 
@@ -90,10 +94,10 @@ class Sharding:
         if not self.in_step or not is_shard(first):
             yield from ((part, True) for part in parts)
             return
-        own = list(parts)
-        most = reduce_numbers([len(own)], local(first).device, torch.distributed.ReduceOp.MAX)[0]
-        yield from ((part, True) for part in own)
-        yield from ((spare(), False) for _ in range(most - len(own)))
+        mine = list(parts)
+        most = reduce_numbers([len(mine)], local(first).device, torch.distributed.ReduceOp.MAX)[0]
+        yield from ((part, True) for part in mine)
+        yield from ((spare(), False) for _ in range(most - len(mine)))
 
     def backward(self, loss: Tensor, backward: Callable[[Tensor], None]) -> None:
         if self.calls is not None and self.calls.active:
@@ -108,9 +112,11 @@ class Sharding:
         if self.open or not (whole or self.calls):
             yield
             return
-        trained = {name: one for name, one in self.network.named_parameters() if one.requires_grad}
-        for one in self.networks:  # the order of earlier calls, by which FSDP gathers ahead, differs between processes
-            one.reset_iter_state()
+        trained = {name: parameter for name, parameter in self.network.named_parameters() if parameter.requires_grad}
+        for (
+            network
+        ) in self.networks:  # the order of earlier calls, by which FSDP gathers ahead, differs between processes
+            network.reset_iter_state()
         gathered = self.units if whole else self.networks
         for unit in gathered:
             _free_after_calls(unit, False)
@@ -141,8 +147,8 @@ class Sharding:
 
 def sharding_of(network: nn.Module) -> Sharding | None:
     """How a network is sharded; None for one that is not."""
-    found = SHARDED.get(network)
-    return found if isinstance(found, Sharding) else None
+    sharding = SHARDED.get(network)
+    return sharding if isinstance(sharding, Sharding) else None
 
 
 def mesh_of(device: str, replicate: int = 1) -> DeviceMesh:
@@ -196,15 +202,15 @@ def shard(
     chains: list[list[nn.Module]] = []
     for network in networks:
         parts = list(network.modules())[:0:-1]  # inner ones first
-        chosen = [one for one in parts if any(fnmatchcase(type(one).__name__, name) for name in blocks)]
+        chosen = [unit for unit in parts if any(fnmatchcase(type(unit).__name__, name) for name in blocks)]
         if not chosen:
             raise ValueError(
                 f"distributed.shard: got full, but {type(network).__name__} has none of the blocks that its family "
                 f"names ({', '.join(blocks)}); name those of this network, or set distributed.shard=none"
             )
         if agree:  # a unit within another one would be gathered within its call
-            inside = {id(part) for one in chosen for part in list(one.modules())[1:]}
-            chosen = [one for one in chosen if id(one) not in inside]
+            inside = {id(part) for unit in chosen for part in list(unit.modules())[1:]}
+            chosen = [unit for unit in chosen if id(unit) not in inside]
             chains += chains_of(network, chosen)
         for unit in [*chosen, network]:
             name = type(unit).__name__
@@ -260,7 +266,7 @@ def stored_like(value: Tensor, parameter: Tensor, network: nn.Module) -> Tensor:
 def collect_whole(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
     """The tensors by name, shards made whole one by one and moved to the CPU; none where ``keep`` is false, so
     only the process that writes them holds them. All processes must call."""
-    values = ((name, whole(one.detach()).cpu() if is_shard(one) else one) for name, one in tensors.items())
+    values = ((name, whole(tensor.detach()).cpu() if is_shard(tensor) else tensor) for name, tensor in tensors.items())
     return {name: value for name, value in values if keep}
 
 
@@ -268,14 +274,16 @@ def collect_whole(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor
 def swap_weights(network: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
     """The parameters of the network hold ``values``, whole ones by their names, within a ``with`` block; no memory is
     copied, but for shards."""
-    parameters = {name: one for name, one in network.named_parameters() if name in values}
-    shards = {name: one for name, one in parameters.items() if is_shard(one)}  # gathered from a place of their own
-    held = {name: one.data for name, one in parameters.items() if name not in shards}
+    parameters = {name: parameter for name, parameter in network.named_parameters() if name in values}
+    shards = {
+        name: parameter for name, parameter in parameters.items() if is_shard(parameter)
+    }  # gathered from a place of their own
+    held = {name: parameter.data for name, parameter in parameters.items() if name not in shards}
     sharding = sharding_of(network)
     calls = sharding.calls if sharding and sharding.calls and sharding.calls.active else None
     before: dict[str, Tensor] = {}
     if calls and sharding:
-        known = [number for number, one in enumerate(sharding.versions.others()) if one is values]
+        known = [number for number, version in enumerate(sharding.versions.others()) if version is values]
         if not known:
             raise ValueError(
                 "distributed.rollout_weights: got blocks where another network than the trained one draws, expected "
@@ -283,15 +291,15 @@ def swap_weights(network: nn.Module, values: Mapping[str, Tensor]) -> Iterator[N
             )
         calls.version = 1 + known[0]
     else:
-        before = {name: one.detach().clone() for name, one in shards.items()}
-        _assign(shards, {name: like(values[name], one) for name, one in shards.items()})
+        before = {name: shard.detach().clone() for name, shard in shards.items()}
+        _assign(shards, {name: like(values[name], shard) for name, shard in shards.items()})
     try:
-        for name, own in held.items():
-            parameters[name].data = values[name].to(own.dtype)
+        for name, data in held.items():
+            parameters[name].data = values[name].to(data.dtype)
         yield
     finally:
-        for name, own in held.items():
-            parameters[name].data = own
+        for name, data in held.items():
+            parameters[name].data = data
         if calls:
             calls.version = 0
         else:
@@ -313,7 +321,9 @@ def anywhere(flags: Sequence[bool], network: nn.Module) -> list[bool]:
     if not isinstance(network, FSDPModule) or not is_shard(next(network.parameters())):
         return list(flags)
     device = local(next(network.parameters())).device
-    return [bool(one) for one in reduce_numbers([int(one) for one in flags], device, torch.distributed.ReduceOp.MAX)]
+    return [
+        bool(flag) for flag in reduce_numbers([int(flag) for flag in flags], device, torch.distributed.ReduceOp.MAX)
+    ]
 
 
 def _free_after_calls(unit: Any, free: bool) -> None:
@@ -336,9 +346,9 @@ def _add_sums(trained: Mapping[str, Tensor], gradients: dict[str, Tensor]) -> No
     for (name, parameter), count in zip(trained.items(), counts, strict=True):
         if count:
             given: Any = parameter
-            own = gradients.pop(name, None)
-            own = torch.zeros(given.shape, device=device) if own is None else own.float()
-            partial = DTensor.from_local(own, given.device_mesh, [Partial("sum")] * given.device_mesh.ndim)
+            gradient = gradients.pop(name, None)
+            gradient = torch.zeros(given.shape, device=device) if gradient is None else gradient.float()
+            partial = DTensor.from_local(gradient, given.device_mesh, [Partial("sum")] * given.device_mesh.ndim)
             total = partial.redistribute(placements=given.placements).to(given.dtype)
             parameter.grad = total if parameter.grad is None else parameter.grad + total
 
@@ -351,21 +361,23 @@ def whole_state(network: nn.Module, write: bool) -> Iterator[None]:
         yield
         return
     named = dict(network.named_parameters(remove_duplicate=False))
-    adapters = any(".lora_" in name for name, one in named.items() if one.requires_grad)
-    named = {name: one for name, one in named.items() if not adapters or ".lora_" in name}
+    adapters = any(".lora_" in name for name, parameter in named.items() if parameter.requires_grad)
+    named = {name: parameter for name, parameter in named.items() if not adapters or ".lora_" in name}
     once: dict[int, Tensor] = {}  # tied weights stay one tensor
-    for parameter in {id(one): one for one in named.values()}.values():
+    for parameter in {id(tensor): tensor for tensor in named.values()}.values():
         value = whole(parameter.detach())
         once[id(parameter)] = value.cpu() if write else value.new_empty(0)
-    state = {name: once[id(one)] for name, one in named.items()}
-    parts = [(f"{name}." if name else "", one) for name, one in network.named_modules()]
+    state = {name: once[id(parameter)] for name, parameter in named.items()}
+    parts = [(f"{name}." if name else "", module) for name, module in network.named_modules()]
     for prefix, part in parts:
-        stored = {n: one for n, one in part.named_buffers(recurse=False) if n not in part._non_persistent_buffers_set}
-        state |= {f"{prefix}{name}": one.detach().cpu() for name, one in stored.items() if not adapters}
+        stored = {
+            n: buffer for n, buffer in part.named_buffers(recurse=False) if n not in part._non_persistent_buffers_set
+        }
+        state |= {f"{prefix}{name}": buffer.detach().cpu() for name, buffer in stored.items() if not adapters}
 
     def state_of(prefix: str) -> Any:
-        own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-        return lambda *_, **__: dict(own)
+        entries = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        return lambda *_, **__: dict(entries)
 
     changed = [(prefix, part) for prefix, part in parts if part in SHARDED or list(part.children())]
     for prefix, part in changed:

@@ -62,12 +62,12 @@ def _operations(folder: Folder, at: Callable[[str], float], linear: int = 0) -> 
             continue
         count = at(name)
         total += 2 * prod(shape) * count
-        if found := re.match(QUERIES, name):
-            other = f"{found[1]}add_q_proj.weight"
+        if match := re.match(QUERIES, name):
+            other = f"{match[1]}add_q_proj.weight"
             queries = count + (at(other) if other in names else 0)
             keys = queries if other in names else at(name.replace("q_proj.", "k_proj.").replace("to_q.", "to_k."))
             keys = linear if linear and ".attn1." in name else keys
-            width = shape[0] if found[2] in ("to_q", "q_proj") else shape[1]
+            width = shape[0] if match[2] in ("to_q", "q_proj") else shape[1]
             total += 4 * queries * keys * width
     return total
 
@@ -84,8 +84,8 @@ def work(
     again = 1 + reference + getattr(model, "gradient_checkpointing", False)
     passes = again + (1 if getattr(model, "lora_rank", 0) else 2)
     if "evaluations to sample" in totals and {"height", "width"} <= vars(model).keys():
-        one = forward(folder, places_of(folder, config, given))
-        return one * totals["evaluations to sample"], one * totals["evaluations to train"] * passes
+        evaluation = forward(folder, places_of(folder, config, given))
+        return evaluation * totals["evaluations to sample"], evaluation * totals["evaluations to train"] * passes
     if "completions to train" not in totals:
         return 0.0, 0.0
     tokens, prompt = config.sampling.max_tokens, getattr(model, "max_prompt_tokens", 0)
@@ -108,13 +108,13 @@ def completions(folder: Folder, prompt: int, tokens: int) -> tuple[float, float]
     behind = prompt + tokens / 2  # what a token attends to on average
 
     def attention(queries: float, keys: float) -> float:
-        own = (shape for name, shape in body.items() if re.match(QUERIES, name) and ".encoder_attn." not in name)
+        inner = (shape for name, shape in body.items() if re.match(QUERIES, name) and ".encoder_attn." not in name)
         crossed = (shape for name, shape in body.items() if re.match(QUERIES, name) and ".encoder_attn." in name)
-        return 4 * queries * (keys * sum(one[0] for one in own) + source * sum(one[0] for one in crossed))
+        return 4 * queries * (keys * sum(shape[0] for shape in inner) + source * sum(shape[0] for shape in crossed))
 
     def matrices(shapes: Mapping[str, tuple[int, ...]], count: float) -> float:
         return sum(
-            2 * prod(one) * count for name, one in shapes.items() if len(one) > 1 and not re.search(TABLES, name)
+            2 * prod(shape) * count for name, shape in shapes.items() if len(shape) > 1 and not re.search(TABLES, name)
         )
 
     once = matrices(body, prompt) + attention(prompt, prompt / 2)
@@ -149,9 +149,9 @@ def in_flop(operations: float) -> str:
     """1.2 PFLOP."""
     size, name = next(
         (
-            one
-            for one in ((1e21, "ZFLOP"), (1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"))
-            if operations > 0.9995 * one[0]
+            unit
+            for unit in ((1e21, "ZFLOP"), (1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"))
+            if operations > 0.9995 * unit[0]
         ),
         (1e9, "GFLOP"),
     )

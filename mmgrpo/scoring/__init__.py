@@ -119,9 +119,9 @@ class RewardScores:
 def join_scores(parts: Sequence[RewardScores], dim: int = 0) -> RewardScores:
     """Scores one after another: of further rows (``dim`` 0), or of further columns (1)."""
     return RewardScores(
-        torch.cat([one.values for one in parts], dim),
-        torch.cat([one.valid for one in parts], dim),
-        torch.cat([one.abstentions for one in parts], dim),
+        torch.cat([part.values for part in parts], dim),
+        torch.cat([part.valid for part in parts], dim),
+        torch.cat([part.abstentions for part in parts], dim),
     )
 
 
@@ -157,8 +157,8 @@ def begin_scoring(
     if len(whole) < len(outputs):
         kept = torch.tensor(whole, dtype=torch.long)
         given = None if rollout is None else select_rows(rollout, kept.to(rollout.log_probs.device))
-        asked = scorers if whole else []
-        rest = begin_scoring(asked, [prompts[i] for i in whole], [outputs[i] for i in whole], given)
+        remaining = scorers if whole else []
+        rest = begin_scoring(remaining, [prompts[i] for i in whole], [outputs[i] for i in whole], given)
         return lambda: _among(rest(), kept, len(outputs), len(scorers))
     unlabelled = all(prompt.answer is None for prompt in prompts)
 
@@ -169,15 +169,15 @@ def begin_scoring(
         fn = with_decisions(scorer.name, scorer.fn, rollout) if scorer.reads_rollout else scorer.fn
         return score(scorer.name, fn, prompts, outputs, scorer.trusted, scorer.elsewhere)
 
-    waiting = {place: begin(partial(column, one)) for place, one in enumerate(scorers) if one.elsewhere}
+    waiting = {place: begin(partial(column, scorer)) for place, scorer in enumerate(scorers) if scorer.elsewhere}
 
     def finish() -> RewardScores:
         with sharing():
-            columns = [waiting[place]() if place in waiting else column(one) for place, one in enumerate(scorers)]
+            columns = [waiting[place]() if place in waiting else column(scorer) for place, scorer in enumerate(scorers)]
         shape = (len(scorers), len(outputs))
-        values = torch.tensor([[math.nan if v is None else v for v in one] for one in columns], dtype=torch.float32)
+        values = torch.tensor([[math.nan if v is None else v for v in row] for row in columns], dtype=torch.float32)
         values = values.reshape(shape).T
-        abstained = torch.tensor([[value is None for value in one] for one in columns], dtype=torch.bool)
+        abstained = torch.tensor([[value is None for value in row] for row in columns], dtype=torch.bool)
         valid = torch.isfinite(values)
         return RewardScores(torch.where(valid, values, torch.zeros_like(values)), valid, abstained.reshape(shape).T)
 
@@ -186,7 +186,7 @@ def begin_scoring(
 
 def unfailed_places(outputs: Sequence[Output]) -> list[int]:
     """The places of the outputs whose worlds have not failed."""
-    return [place for place, one in enumerate(outputs) if not (isinstance(one, Text) and one.fault)]
+    return [place for place, output in enumerate(outputs) if not (isinstance(output, Text) and output.fault)]
 
 
 def of_unfailed(
@@ -199,8 +199,8 @@ def of_unfailed(
         if len(whole) == len(outputs):
             return fn(prompts, outputs)
         made: list[float | None] = [math.nan] * len(outputs)
-        found = fn([prompts[i] for i in whole], [outputs[i] for i in whole]) if whole else []
-        for place, value in zip(whole, found, strict=True):
+        scored = fn([prompts[i] for i in whole], [outputs[i] for i in whole]) if whole else []
+        for place, value in zip(whole, scored, strict=True):
             made[place] = value
         return made
 
@@ -272,7 +272,9 @@ def once(name: Hashable, outputs: Sequence[Output], compute: Callable[[], T]) ->
 
 
 def _calls(output: Text) -> Hashable:
-    return tuple((one.name, repr(one.arguments), one.result, one.error, *map(id, one.images)) for one in output.calls)
+    return tuple(
+        (call.name, repr(call.arguments), call.result, call.error, *map(id, call.images)) for call in output.calls
+    )
 
 
 def _identity(output: Output) -> Hashable:

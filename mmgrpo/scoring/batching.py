@@ -106,7 +106,7 @@ class Batches:
         job, self._next = self._next or await self._queue.get(), None
         jobs = [job]
         until, most = asyncio.get_running_loop().time() + self.joining.seconds, self.joining.outputs
-        while not self.alone and (count := sum(len(one.outputs) for one in jobs)) < most:
+        while not self.alone and (count := sum(len(job.outputs) for job in jobs)) < most:
             try:
                 async with asyncio.timeout_at(until):  # what waits already is taken also when the time is over
                     further = await self._queue.get()
@@ -134,9 +134,9 @@ class Batches:
                 jobs[0].values.set_exception(error)
             return
         for job in jobs:
-            own, values = values[: len(job.outputs)], values[len(job.outputs) :]
+            mine, values = values[: len(job.outputs)], values[len(job.outputs) :]
             if not job.values.done():
-                job.values.set_result(own)
+                job.values.set_result(mine)
 
     def _call(self, prompts: list[Prompt], outputs: list[Output]) -> list[float | None]:
         assert self._function is not None

@@ -161,21 +161,21 @@ def end(process: Running, connection: socket.socket, run: int, owner: int, mark:
     for _ in range(SWEEPS):
         if not (left := marked_processes(mark)):
             break
-        for one in left:
+        for pid in left:
             with suppress(ProcessLookupError, PermissionError):
-                os.kill(one, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
     os.close(run)
 
 
 def marked_processes(mark: str) -> list[int]:
     """The processes that one started and that inherited its environment, also those that left its process group; none
     where the system has no /proc."""
-    content, found = f"{MARK}={mark}".encode(), []
+    content, pids = f"{MARK}={mark}".encode(), []
     for place in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             if content in place.read_bytes().split(b"\0"):
-                found.append(int(place.parent.name))
-    return found
+                pids.append(int(place.parent.name))
+    return pids
 
 
 def ending(status: int) -> str:

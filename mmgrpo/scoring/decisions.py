@@ -63,8 +63,8 @@ def with_decisions(name: str, function: Callable[..., Any], rollout: Decisions |
     with a warning, once for each reward."""
     if rollout is not None:
         copy = Decisions(**plain(rollout))
-        own = PARAMETER in inspect.signature(function).parameters and not records(function)
-        return functools.partial(function, **({PARAMETER: copy} if own else rollout_arguments(function, copy)))
+        whole = PARAMETER in inspect.signature(function).parameters and not records(function)
+        return functools.partial(function, **({PARAMETER: copy} if whole else rollout_arguments(function, copy)))
     if name not in _warned:
         _warned.add(name)
         warnings.warn(

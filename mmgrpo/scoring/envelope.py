@@ -133,25 +133,25 @@ def write(
         return {"audio": medium(output.samples), "rate": output.rate}
 
     def call_as_json(call: Call) -> dict[str, Any]:
-        images = [part(one, f"the result of '{call.name}'") for one in call.images if media]
+        images = [part(image, f"the result of '{call.name}'") for image in call.images if media]
         text = {"name": call.name, "arguments": call.arguments, "result": call.result, "error": call.error}
         return {**text, "images": images} if images else text
 
     def turn_as_json(turn: Turn, where: str) -> dict[str, Any]:
-        parts = [part(one, where) for one in turn.parts if media or isinstance(one, str)]
+        parts = [part(item, where) for item in turn.parts if media or isinstance(item, str)]
         keys = {"keys": plain(turn.keys, f"{where}: keys of a turn")} if turn.keys else {}
         return {"role": turn.role, "parts": parts, **keys}
 
-    def part(one: str | Media, where: str) -> Any:
-        if isinstance(one, str):
-            return one
-        if isinstance(one.source, str | tuple):
+    def part(item: str | Media, where: str) -> Any:
+        if isinstance(item, str):
+            return item
+        if isinstance(item.source, str | tuple):
             raise ValueError(
-                f"{where}: got the file {one.source}, which a server cannot read; score with this reward in the run "
+                f"{where}: got the file {item.source}, which a server cannot read; score with this reward in the run "
                 "or in a process of its own (process=True), or declare what it reads, if that is no media (@reward)"
             )
-        source = output_as_json(one.source)
-        return {"kind": one.kind, "source": source, "options": plain(one.options, f"{where}: options")}
+        source = output_as_json(item.source)
+        return {"kind": item.kind, "source": source, "options": plain(item.options, f"{where}: options")}
 
     def prompt_as_json(prompt: Prompt) -> dict[str, Any]:
         where = f"prompt '{prompt.id or prompt.text[:60]}'"
@@ -173,7 +173,7 @@ def write(
         ],
     }
     contents = [json.dumps(body).encode(), *frames]
-    return b"".join(part for one in contents for part in (len(one).to_bytes(LENGTH, "big"), one))
+    return b"".join(part for chunk in contents for part in (len(chunk).to_bytes(LENGTH, "big"), chunk))
 
 
 def plain(value: Any, where: str) -> Any:
@@ -299,18 +299,18 @@ class _Reader:
         rows = take(content, "outputs", list, "the request")
         if len(rows) > self.limits.outputs:
             raise TooLarge(f"outputs: got {len(rows)}, expected at most {self.limits.outputs} in one request")
-        ids, own, outputs = [], [], []
+        ids, chosen, outputs = [], [], []
         for place, row in enumerate(rows):
             where = f"outputs[{place}]"
             ids.append(take(row, "id", str, where))
             number = take(row, "prompt", int, where)
             if not 0 <= number < len(prompts):
                 raise Malformed(f"{where}.prompt: got {number}, expected 0 to {len(prompts) - 1}")
-            own.append(prompts[number])
+            chosen.append(prompts[number])
             outputs.append(self.output({key: row[key] for key in row if key not in ("id", "prompt")}, where))
         if len(set(ids)) < len(ids):
             raise Malformed("outputs: got an id twice, expected different ones: values are returned by id")
-        return Request(reward, own, outputs, ids, self.decoded)
+        return Request(reward, chosen, outputs, ids, self.decoded)
 
     def prompt(self, row: Any, where: str) -> Prompt:
         text, name, task = (
@@ -319,15 +319,15 @@ class _Reader:
         turns = self.turns(row, where)
         answer = take(row, "answer", _ANY, where, None)
         meta, columns = (take(row, key, dict, where, {}) for key in ("meta", "columns"))
-        for key, one in (("text", text), ("id", name), ("task", task)):
-            self.refuse_text(one, f"{where}.{key}")
+        for key, value in (("text", text), ("id", name), ("task", task)):
+            self.refuse_text(value, f"{where}.{key}")
         return Prompt(text, name, answer, task, meta, turns, columns)
 
     def turns(self, row: Any, where: str) -> tuple[Turn, ...]:
         turns = []
         for place, turn in enumerate(take(row, "turns", list, where, [])):
             here = f"{where}.turns[{place}]"
-            parts = [self.part(one, here) for one in take(turn, "parts", list, here)]
+            parts = [self.part(item, here) for item in take(turn, "parts", list, here)]
             turns.append(Turn(take(turn, "role", str, here), tuple(parts), take(turn, "keys", dict, here, {})))
         return tuple(turns)
 
@@ -336,22 +336,24 @@ class _Reader:
         for place, call in enumerate(take(row, "calls", list, where, [])):
             here = f"{where}.calls[{place}]"
             name, result, error = (take(call, key, str, here, "") for key in ("name", "result", "error"))
-            for key, one in (("name", name), ("result", result), ("error", error)):
-                self.refuse_text(one, f"{here}.{key}")
-            images = [self.part(one, here) for one in take(call, "images", list, here, [])]
-            if not all(isinstance(one, Media) for one in images):
+            for key, value in (("name", name), ("result", result), ("error", error)):
+                self.refuse_text(value, f"{here}.{key}")
+            images = [self.part(item, here) for item in take(call, "images", list, here, [])]
+            if not all(isinstance(image, Media) for image in images):
                 raise Malformed(f"{here}.images: got a text, expected media")
             arguments = take(call, "arguments", dict, here, {})
-            calls.append(Call(name, arguments, result, error, tuple(one for one in images if isinstance(one, Media))))
+            calls.append(
+                Call(name, arguments, result, error, tuple(image for image in images if isinstance(image, Media)))
+            )
         return tuple(calls)
 
-    def part(self, one: Any, where: str) -> str | Media:
-        if isinstance(one, str):
-            self.refuse_text(one, where)
-            return one
-        source = take(one, "source", dict, where)
-        options = take(one, "options", dict, where, {})
-        return Media(take(one, "kind", str, where), self.output(source, where), options)
+    def part(self, item: Any, where: str) -> str | Media:
+        if isinstance(item, str):
+            self.refuse_text(item, where)
+            return item
+        source = take(item, "source", dict, where)
+        options = take(item, "options", dict, where, {})
+        return Media(take(item, "kind", str, where), self.output(source, where), options)
 
     def output(self, row: Mapping[str, Any], where: str) -> Output:
         kinds = [kind for kind in _FIELDS if kind in row]
@@ -372,8 +374,8 @@ class _Reader:
                 if not 0 <= number < 1 << 40:
                     raise Malformed(f"{where}: got {_describe(number)} for a number of tokens, of pixels, or a token")
             text = take(row, "text", str, where)
-            for key, one in (("text", text), ("prefilled", prefilled)):
-                self.refuse_text(one, f"{where}.{key}")
+            for key, value in (("text", text), ("prefilled", prefilled)):
+                self.refuse_text(value, f"{where}.{key}")
             turns, calls = self.turns(row, where), self.calls(row, where)
             gave = take(row, "tool_reward", (int, float, type(None)), where, None)
             gave = math.nan if gave is None and "tool_reward" in row else gave  # one that failed
@@ -393,7 +395,7 @@ class _Reader:
                 self.refuse_length(len(clip), fps, here)
                 return Video(clip, fps, heard)
             self.refuse_length(len(several), fps, here)
-            frames = [self.pixels(one, f"{here}[{place}]", 3) for place, one in enumerate(several)]
+            frames = [self.pixels(frame, f"{here}[{place}]", 3) for place, frame in enumerate(several)]
             if not frames or len({frame.shape for frame in frames}) > 1:
                 raise Malformed(f"{here}: got {len(frames)} frames, expected at least one, and all of one size")
             return Video(torch.stack(frames), fps, heard)
@@ -452,7 +454,7 @@ class _Reader:
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise Malformed(f"{where}: got neither PNG nor FLAC nor safetensors: {error}") from error
         if len(tensors) != 1 or tensors[0].dtype != torch.float32:
-            raise Malformed(f"{where}: got {[str(one.dtype) for one in tensors]}, expected one tensor of float32")
+            raise Malformed(f"{where}: got {[str(tensor.dtype) for tensor in tensors]}, expected one tensor of float32")
         self.count(tensors[0].nbytes, where)
         return tensors[0]
 

@@ -81,7 +81,7 @@ def unread_media(scorers: Sequence[Scorer], splits: Mapping[str, Sequence[Prompt
     if (
         outputs not in KEPT
         or not scorers
-        or any(one.manifest is None or MEDIA & {*one.manifest.reads} for one in scorers)
+        or any(scorer.manifest is None or MEDIA & {*scorer.manifest.reads} for scorer in scorers)
     ):
         return []
     rows = [prompt for prompts in splits.values() for prompt in spaced_prompts(prompts)]
@@ -90,10 +90,14 @@ def unread_media(scorers: Sequence[Scorer], splits: Mapping[str, Sequence[Prompt
         return []
     table = plugins.table(plugins.REWARDS)
     manifests = {name: row.read_manifest() for name, row in table.items() if isinstance(row, RewardEntry)}
-    known = [name for name, one in manifests.items() if one and outputs in one.scores and "media" in one.reads]
+    known = [
+        name
+        for name, manifest in manifests.items()
+        if manifest and outputs in manifest.scores and "media" in manifest.reads
+    ]
     return [
-        f"rewards: {', '.join(one.name for one in scorers)}: {with_media} of {len(rows)} rows give media to start "
-        f"from, which none of these rewards reads, so {KEPT[outputs]} costs nothing; add one that does: "
+        f"rewards: {', '.join(scorer.name for scorer in scorers)}: {with_media} of {len(rows)} rows give media to "
+        f"start from, which none of these rewards reads, so {KEPT[outputs]} costs nothing; add one that does: "
         f"{', '.join(known)}, or a function of your own"
     ]
 
@@ -114,7 +118,7 @@ def downloads(scorers: Sequence[Scorer], environment: Mapping[str, str]) -> list
         sources = scorer.manifest.weights if scorer.manifest else {}
         if not isinstance(scorer.fn, functools.partial):
             continue
-        defaults = {name: one.default for name, one in inspect.signature(scorer.fn.func).parameters.items()}
+        defaults = {name: parameter.default for name, parameter in inspect.signature(scorer.fn.func).parameters.items()}
         named = {value for value in (defaults | scorer.fn.keywords).values() if isinstance(value, str)}
         absences = (absent(source, files) for source, files in sources.items() if source in named)
         notes += [f"rewards: '{scorer.name}' {reason}" for reason in absences if reason][:1]

@@ -224,7 +224,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (_determinism, lambda flags: torch.use_deterministic_algorithms(flags[0], warn_only=flags[1])),
     (_folder, os.chdir),
-    *((functools.partial(signal.getsignal, one), functools.partial(signal.signal, one)) for one in (2, 15)),
+    *((functools.partial(signal.getsignal, number), functools.partial(signal.signal, number)) for number in (2, 15)),
     (lambda: sys.stdout, lambda stream: setattr(sys, "stdout", stream)),
     (lambda: sys.stderr, lambda stream: setattr(sys, "stderr", stream)),
 )

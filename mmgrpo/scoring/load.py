@@ -40,7 +40,7 @@ class Common:
     """What its weight follows; ``weight`` is then the value of it that lies farthest from 0."""
 
 
-def common_parameters(name: str, parameters: dict[str, Any], own: bool, elsewhere: bool) -> Common:
+def common_parameters(name: str, parameters: dict[str, Any], custom: bool, elsewhere: bool) -> Common:
     """The common parameters of a reward, taken out of its ``parameters`` but for ``device``.
 
     A reward that is computed ``elsewhere`` has the name that it has there, a ``timeout`` of its own meaning, and no
@@ -60,11 +60,11 @@ def common_parameters(name: str, parameters: dict[str, Any], own: bool, elsewher
     if not _is_number(weight) or not math.isfinite(weight):
         raise ValueError(f"rewards: '{name}': got weight {weight!r}, expected a number")
     if elsewhere:
-        if unfit := [one for one in ("process", "cache") if one in parameters]:
+        if unfit := [option for option in ("process", "cache") if option in parameters]:
             raise ValueError(f"rewards: '{name}': got {unfit[0]}, which is for the reward of the server; name it there")
         return Common(title, float(weight), 0.0, False, schedule)
     timeout, cache = parameters.pop("timeout", None), parameters.pop("cache", False)
-    process = parameters.pop("process", own or timeout is not None)
+    process = parameters.pop("process", custom or timeout is not None)
     if timeout is not None and not (_is_number(timeout) and timeout > 0):
         raise ValueError(f"rewards: '{name}': got timeout {timeout!r}, expected a positive number of seconds, or inf")
     if not isinstance(process, bool):

@@ -171,8 +171,8 @@ def entry_of(function: Any) -> RewardEntry | None:
 
 def declared(module: ModuleType) -> dict[str, RewardEntry]:
     """Name to entry of the rewards that are defined in a module, in the order of its file."""
-    own = (value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__)
-    entries = {getattr(value, "__name__", ""): entry_of(value) for value in own}
+    mine = (value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__)
+    entries = {getattr(value, "__name__", ""): entry_of(value) for value in mine}
     return {name: entry for name, entry in entries.items() if entry is not None}
 
 
@@ -183,7 +183,7 @@ def read_catalogue(file: Path) -> dict[str, RewardEntry]:
 
 def write_catalogue(package: ModuleType, *further: str) -> str:
     """The catalogue of the rewards in all modules of a package, and in ``further`` ones, as JSON without defaults."""
-    names = [found.name for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    names = [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
     rows: dict[str, RewardEntry] = {}
     for name in (*names, *further):
         for title, entry in declared(importlib.import_module(name)).items():
@@ -199,8 +199,8 @@ def row_of(value: RewardEntry | Manifest) -> dict[str, Any]:
     plain = {f.name: f.default_factory() if callable(f.default_factory) else f.default for f in fields(value)}
     there = {name: getattr(value, name) for name in plain if getattr(value, name) != plain[name]}
     return {
-        name: row_of(one) if isinstance(one, Manifest) else str(one) if one in (math.inf, -math.inf) else one
-        for name, one in there.items()
+        name: row_of(field) if isinstance(field, Manifest) else str(field) if field in (math.inf, -math.inf) else field
+        for name, field in there.items()
     }
 
 
@@ -210,7 +210,7 @@ def read_row(row: Mapping[str, Any]) -> RewardEntry:
 
 
 def _read_manifest(row: dict[str, Any]) -> Manifest:
-    values: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in row.items()}
+    values: dict[str, Any] = {name: tuple(field) if isinstance(field, list) else field for name, field in row.items()}
     values |= {name: float(row[name]) for name in ("low", "high") if isinstance(row.get(name), str)}
     values["weights"] = {source: tuple(files) for source, files in row.get("weights", {}).items()}
     return Manifest(**values)

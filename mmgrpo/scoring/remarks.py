@@ -27,14 +27,14 @@ def texts_said(
     said: list[dict[str, str]] = [{} for _ in outputs]
     for scorer in scorers:
         if scorer.remarks is not None and names:
-            for own, more in zip(said, scorer.remarks(prompts, outputs), strict=True):
-                own |= {name: str(more[name]) for name in names if name in more and name not in own}
+            for texts, more in zip(said, scorer.remarks(prompts, outputs), strict=True):
+                texts |= {name: str(more[name]) for name in names if name in more and name not in texts}
     return said
 
 
 def marking(scorers: Sequence[Scorer], by: str) -> Scorer:
     """The reward ``by``, whose judge speaks of parts of texts; ValueError for one that does not."""
-    scorer = next((one for one in scorers if one.name == by), None)
+    scorer = next((candidate for candidate in scorers if candidate.name == by), None)
     if scorer is None or scorer.remarks is None:
         raise ValueError(
             f"algorithm.credit: by: got '{by}', expected a reward whose judge speaks of parts of a text and runs "
@@ -59,11 +59,11 @@ def remark_fields(
     remarks: Sequence[Mapping[str, Any]] = scorer.remarks(rollout.prompts, rollout.outputs)
     place, mask = decisions.fields["character"], decisions.decision_mask
     fields = {name: torch.zeros_like(decisions.log_probs) for name in READERS.keys() & set(names)}
-    known = torch.tensor([fields.keys() <= one.keys() for one in remarks], device=mask.device)
-    for row, one in enumerate(remarks):
-        for name in fields.keys() & one.keys():
-            own = READERS[name](one[name], place[row, mask[row]])
-            fields[name][row, mask[row]] = own.to(fields[name])
+    known = torch.tensor([fields.keys() <= remark.keys() for remark in remarks], device=mask.device)
+    for row, remark in enumerate(remarks):
+        for name in fields.keys() & remark.keys():
+            values = READERS[name](remark[name], place[row, mask[row]])
+            fields[name][row, mask[row]] = values.to(fields[name])
     return fields, known
 
 
@@ -90,10 +90,10 @@ def shares_at(parts: Parts, place: Int[Tensor, "t"]) -> Float[Tensor, "t"]:
         density[first:behind] += share / max(1, behind - first)
     before = nn.functional.pad(density.cumsum(0), (1, 0))  # of all characters before each
     ends = torch.cat([place[1:].cpu(), torch.tensor([length])])
-    own = before[ends] - before[place.cpu()]
-    if len(own) and not bool(own.sum() > 0):
-        own[-1] = 1.0
-    return (own / own.sum()).to(place.device)
+    shared = before[ends] - before[place.cpu()]
+    if len(shared) and not bool(shared.sum() > 0):
+        shared[-1] = 1.0
+    return (shared / shared.sum()).to(place.device)
 
 
 READERS: Mapping[str, Callable[[Parts, Tensor], Tensor]] = {"marks": marks_at, "shares": shares_at}

@@ -103,7 +103,7 @@ def check(**settings: Any) -> None:
 
 def check_row(prompt: Prompt, **settings: Any) -> None:
     """ValueError for a prompt with a file that the reward may read, since a server reads none."""
-    files = any(isinstance(one.source, str | tuple) for one in prompt.media)
+    files = any(isinstance(medium.source, str | tuple) for medium in prompt.media)
     if files and _of(**settings).reads_media():
         write(settings["reward"], [prompt], [], [])
 
@@ -121,7 +121,7 @@ def _of(
 
 def _urls(url: Any) -> tuple[str, ...]:
     several = [url] if isinstance(url, str) else url
-    if not isinstance(several, list) or not all(isinstance(one, str) for one in several):
+    if not isinstance(several, list) or not all(isinstance(address, str) for address in several):
         raise ValueError(f"rewards: 'served': got url {url!r}, expected a text or a list of texts")
     return tuple(several)
 

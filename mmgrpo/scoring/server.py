@@ -78,14 +78,14 @@ def application(
             if not task.cancelled() and (error := task.exception()):
                 failed(error)
 
-        tasks = [asyncio.create_task(one.run()) for one in rewards.values()]
+        tasks = [asyncio.create_task(reward.run()) for reward in rewards.values()]
         for task in tasks:
             task.add_done_callback(on_end)
         yield
         for task in tasks:
             task.cancel()
-        for one in rewards.values():
-            one.close()
+        for reward in rewards.values():
+            reward.close()
 
     flying = InFlight(in_flight)
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
@@ -101,12 +101,12 @@ def application(
             raise Refusal(401, "got a wrong token or none, expected the header 'Authorization: Bearer TOKEN'")
 
     async def health(request: Request) -> Response:
-        ready = all(one.ready for one in rewards.values())
+        ready = all(reward.ready for reward in rewards.values())
         return JSONResponse({"version": VERSION, "status": "ready" if ready else "loading"}, 200 if ready else 503)
 
     async def manifests(request: Request) -> Response:
         authorize(request)
-        return JSONResponse({"version": VERSION, "rewards": {name: facts(one) for name, one in rewards.items()}})
+        return JSONResponse({"version": VERSION, "rewards": {name: facts(reward) for name, reward in rewards.items()}})
 
     async def score(request: Request) -> Response:
         authorize(request)
@@ -116,12 +116,12 @@ def application(
         try:
             with flying.hold() as grow:
                 body = await asyncio.wait_for(read_body(request, limits.body, grow), body_seconds)
-                asked = await asyncio.to_thread(read, kind, body, limits)
-                grow(asked.nbytes)
+                sent = await asyncio.to_thread(read, kind, body, limits)
+                grow(sent.nbytes)
                 del body
-                if asked.reward not in rewards:
-                    raise Refusal(404, f"unknown reward '{asked.reward[:100]}', only {', '.join(sorted(rewards))}")
-                values = await in_time(rewards[asked.reward], asked)
+                if sent.reward not in rewards:
+                    raise Refusal(404, f"unknown reward '{sent.reward[:100]}', only {', '.join(sorted(rewards))}")
+                values = await in_time(rewards[sent.reward], sent)
         except Malformed as error:
             raise Refusal(400, str(error)) from error
         except TooLarge as error:
@@ -130,7 +130,7 @@ def application(
             raise Refusal(400, "the body ended early") from error
         except TimeoutError as error:
             raise Refusal(408, f"the body did not come within {body_seconds:g} s") from error
-        scored = dict(zip(asked.ids, values, strict=True))
+        scored = dict(zip(sent.ids, values, strict=True))
         finite = {name: value if value is not None and math.isfinite(value) else None for name, value in scored.items()}
         abstained = [name for name, value in scored.items() if value is None]
         return JSONResponse({"version": VERSION, "values": finite, "abstained": abstained})
@@ -157,10 +157,10 @@ async def read_body(request: Request, most: int, grow: Callable[[int], None] = l
     raise TooLarge(f"got a body of more than {most:,} bytes; send fewer outputs at a time")
 
 
-async def in_time(reward: Batches, asked: Any) -> list[float | None]:
+async def in_time(reward: Batches, sent: Any) -> list[float | None]:
     """The values of a request, or the refusal that says why there are none."""
     try:
-        return await reward.score(asked.prompts, asked.outputs)
+        return await reward.score(sent.prompts, sent.outputs)
     except TimeoutError as error:
         raise Refusal(504, f"reward '{reward.name}' gave no values within {reward.timeout:g} s") from error
     except Busy as error:
@@ -199,21 +199,21 @@ class InFlight:
     @contextmanager
     def hold(self) -> Iterator[Callable[[int], None]]:
         """A function that sets the bytes of one request, which are given back at the end."""
-        own = 0
+        taken = 0
 
         def grow(size: int) -> None:
-            nonlocal own
-            if size <= own:
+            nonlocal taken
+            if size <= taken:
                 return
-            if self.held - own + size > self.most and self.held > own:
+            if self.held - taken + size > self.most and self.held > taken:
                 raise Refusal(429, f"requests of {self.held:,} bytes are being scored, expected at most {self.most:,}")
-            self.held += size - own
-            own = size
+            self.held += size - taken
+            taken = size
 
         try:
             yield grow
         finally:
-            self.held -= own
+            self.held -= taken
 
 
 def facts(reward: Batches) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def is_trl(function: Any) -> bool:
     parameters = inspect.signature(function).parameters
     if {"completions", "completion_ids"} & parameters.keys():
         return True
-    keywords = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    keywords = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return keywords and bool(reward_function(function))
 
 
@@ -80,8 +80,10 @@ def needed_columns(function: Any) -> list[str]:
     """The columns without which a function in TRL's form cannot be called."""
     parameters = inspect.signature(inside(function)).parameters.values()
     starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    required = [one for one in parameters if one.default is one.empty and one.kind not in starred]
-    return [one.name for one in required if one.name not in GIVEN + OURS]
+    required = [
+        parameter for parameter in parameters if parameter.default is parameter.empty and parameter.kind not in starred
+    ]
+    return [parameter.name for parameter in required if parameter.name not in GIVEN + OURS]
 
 
 def missing_column(name: str, needs: Sequence[str], prompts: Sequence[Prompt]) -> str:
@@ -107,7 +109,7 @@ def of_texts(
     title = name or getattr(function, "__name__", type(function).__name__)
     needs = needed_columns(function)
     accepted = inspect.signature(function).parameters
-    anything = any(one.kind is one.VAR_KEYWORD for one in accepted.values())
+    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
 
     def reward(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float | None]:
         texts = [output for output in outputs if isinstance(output, Text)]
@@ -142,7 +144,7 @@ def _arguments(
     now = current()
     return {
         **columns,
-        "prompts": [as_messages(one) if talk else one.text for one, talk in zip(prompts, spoken)],
+        "prompts": [as_messages(prompt) if talk else prompt.text for prompt, talk in zip(prompts, spoken)],
         "completions": [
             [*map(_message, text.turns), {"role": "assistant", "content": text.whole}] if talk else text.transcript
             for text, talk in zip(texts, spoken)

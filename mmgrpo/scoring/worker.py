@@ -33,7 +33,7 @@ def main() -> None:
     """Load the reward, then score batches until the run has ended."""
     connection, parent = arguments(sys.argv[1:])
     end_with(parent)
-    own = os.getpid()
+    pid = os.getpid()
     function = None
     while True:
         request = read(lambda: receive(connection))
@@ -51,7 +51,7 @@ def main() -> None:
                 "wrong" if isinstance(error, WrongValues) else "error": str(error) if refused else in_words(error),
                 "trace": "".join(traceback.format_exception(error))[-20_000:],
             }
-        if os.getpid() != own:
+        if os.getpid() != pid:
             os._exit(1)  # a copy of this process that the reward forked and that came back
         with suppress(ConnectionError):  # the run has ended, as the next read will find
             for part in frames(answer):
@@ -60,8 +60,8 @@ def main() -> None:
 
 def needs(function: Callable[..., Any]) -> list[str]:
     """The columns without which a reward in TRL's form cannot be called."""
-    own = function.func if isinstance(function, functools.partial) else function
-    return needed_columns(own) if inside(own) is not own else []
+    inner = function.func if isinstance(function, functools.partial) else function
+    return needed_columns(inner) if inside(inner) is not inner else []
 
 
 def _score(function: Callable[..., Any], request: Mapping[str, Any]) -> list[float | None]:

@@ -51,7 +51,7 @@ FAMILIES: Mapping[str, Family] = {
         visual_family(
             "sd3_edit",
             "small models of Stable Diffusion 3's architecture that edit an image",
-            "pipelines.visual.sd3",
+            "pipelines.visual.sd3_edit",
             ("SD3Transformer2DModel",),
             EditOptions,
             image_input="required",
@@ -87,7 +87,7 @@ FAMILIES: Mapping[str, Family] = {
         visual_family(
             "flux_kontext",
             "FLUX.1 Kontext, image editing",
-            "pipelines.visual.flux",
+            "pipelines.visual.flux_kontext",
             ("FluxKontextPipeline",),
             KontextOptions,
             guidance="true_cfg_scale",
@@ -138,7 +138,7 @@ FAMILIES: Mapping[str, Family] = {
         visual_family(
             "qwen_image_edit",
             "Qwen-Image-Edit and -Plus (2509, 2511), which edit one given image",
-            "pipelines.visual.qwen_image",
+            "pipelines.visual.qwen_image_edit",
             ("QwenImageEditPipeline", "QwenImageEditPlusPipeline"),
             QwenImageEditOptions,
             image_input="required",
@@ -186,7 +186,7 @@ FAMILIES: Mapping[str, Family] = {
         visual_family(
             "skyreels_i2v",
             "SkyReels-V1, a HunyuanVideo, image-to-video",
-            "pipelines.visual.hunyuan_video",
+            "pipelines.visual.skyreels_i2v",
             ("HunyuanSkyreelsImageToVideoPipeline", "HunyuanVideoPipeline"),
             SkyreelsOptions,
             guidance="true_cfg_scale",
@@ -203,7 +203,7 @@ FAMILIES: Mapping[str, Family] = {
         visual_family(
             "ltx_i2v",
             "LTX-Video, image-to-video",
-            "pipelines.visual.ltx_video",
+            "pipelines.visual.ltx_i2v",
             ("LTXImageToVideoPipeline", "LTXPipeline"),
             LtxImageOptions,
             image_input="required",
@@ -228,7 +228,7 @@ FAMILIES: Mapping[str, Family] = {
         visual_family(
             "wan_i2v",
             "Wan 2.1 and 2.2, image-to-video",
-            "pipelines.visual.wan",
+            "pipelines.visual.wan_i2v",
             ("WanImageToVideoPipeline", "WanPipeline"),
             WanImageOptions,
             image_input="required",
