@@ -75,13 +75,13 @@ class Encodings:
     def rows(self, prompts: Sequence[Prompt]) -> list[Encoding]:
         """One encoding per prompt."""
         keys = [key_of(prompt) for prompt in prompts]
-        found = {}
+        encodings = {}
         for key, prompt in dict(zip(keys, prompts, strict=True)).items():
-            found[key] = self.memory[key] if key in self.memory else self._read_or_encode(key, prompt)
-        self.memory.update(found)
+            encodings[key] = self.memory[key] if key in self.memory else self._read_or_encode(key, prompt)
+        self.memory.update(encodings)
         while len(self.memory) > self.kept:
             del self.memory[next(iter(self.memory))]
-        return [found[key] for key in keys]
+        return [encodings[key] for key in keys]
 
     def only(self, prompts: Iterable[Prompt]) -> None:
         """Encode these prompts, and refuse all others from now on, so the encoders can be freed."""
@@ -123,7 +123,7 @@ def _read(file: Path, device: torch.device) -> Encoding | None:
     try:
         with safe_open(file, framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in sorted(opened.keys())}
-            encoding = tuple(one if name.endswith(HOST) else put(one, device) for name, one in tensors.items())
+            encoding = tuple(tensor if name.endswith(HOST) else put(tensor, device) for name, tensor in tensors.items())
         file.touch()
     except (OSError, SafetensorError):
         return None

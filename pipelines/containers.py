@@ -122,8 +122,8 @@ def open_container(file: str | BytesIO, *, edit_lists: bool = True) -> Any:
         format=container_format(file),
         options={"protocol_whitelist": "file", "advanced_editlist": str(int(edit_lists)), **limits},
     )
-    for one in (*container.streams.video, *container.streams.audio):
-        one.codec_context.options = limits
+    for track in (*container.streams.video, *container.streams.audio):
+        track.codec_context.options = limits
     return container
 
 
@@ -275,8 +275,8 @@ def _decode(path: str | BytesIO, choose: Callable[[Sequence[float], float], Sequ
             for packet in within_limit(container.demux(stream))
             if packet.size
         ]
-        if len(packets) < stream.frames and (found := _stored(path)) < stream.frames:
-            raise Unreadable(f"is truncated: got {found} frames, expected {stream.frames}")
+        if len(packets) < stream.frames and (count := _count_frames(path)) < stream.frames:
+            raise Unreadable(f"is truncated: got {count} frames, expected {stream.frames}")
         base, indexed = stream.time_base, container.format.name in INDEXED
     packets = [packet for packet in packets if not packet[3]]  # without what an edit list cuts away
     if not packets:
@@ -344,18 +344,18 @@ def _by_package(
 
         reader: Any = VideoReader(source, ctx=cpu(0), num_threads=1)
         count, frames = len(reader), torch.from_numpy(reader.get_batch(wanted).asnumpy()).permute(0, 3, 1, 2)
-        found = [float(reader.get_frame_timestamp(index)[0]) for index in wanted] if times else []
+        stamps = [float(reader.get_frame_timestamp(index)[0]) for index in wanted] if times else []
         first = float(reader.get_frame_timestamp(0)[0]) if times else 0.0
     else:
         from torchcodec.decoders import VideoDecoder
 
         decoder: Any = VideoDecoder(source if isinstance(source, str) else source.getvalue(), num_ffmpeg_threads=1)
         count, batch = len(decoder), decoder.get_frames_at(wanted)
-        frames, found = batch.data, batch.pts_seconds.tolist()
+        frames, stamps = batch.data, batch.pts_seconds.tolist()
         first = decoder.get_frame_at(0).pts_seconds if times else 0.0
     if count != total:
         raise Unreadable(f"{name} counts {count} frames, and the file has {total}; set data.video_reader av")
-    for index, at in zip(wanted, found if times else ()):
+    for index, at in zip(wanted, stamps if times else ()):
         if abs(at - first - times[index]) > TIME_OFF:
             raise Unreadable(
                 f"{name} puts frame {index} at {at - first:.3f} s, and the file at {times[index]:.3f} s; set "
@@ -364,7 +364,7 @@ def _by_package(
     return frames.contiguous()
 
 
-def _stored(path: str | BytesIO) -> int:
+def _count_frames(path: str | BytesIO) -> int:
     """The frames of a file, with those that an edit list cuts away."""
     with open_container(path, edit_lists=False) as container:
         return sum(packet.size > 0 for packet in within_limit(container.demux(_video_of(container))))

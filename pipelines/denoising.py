@@ -172,7 +172,7 @@ def cost_of_a_rollout(config: Config, evaluations: int, drawn_apart: int = 0) ->
         drawing, generator, alike = planner(sampling.plan), stream(config.seed, "arithmetic"), data.prompts_per_step
         times, alike = (alike, 1) if sampling.plan_per == "prompt" else (1, alike)
         drawn = [drawing(sampling.steps, data.group_size, 0, generator) for _ in range(times)]
-        plans = [plan for one in drawn for plan in one]
+        plans = [plan for draw in drawn for plan in draw]
         branch_points, samples = len(drawn[0]), alike * sum(plan.survivors for plan in plans)
         sampled = alike * (drawn_apart or evaluations) * sum(plan.evaluations for plan in plans)
         if sampling.completion_steps:
@@ -268,10 +268,10 @@ def refuse_other_architectures(name: str, architectures: Sequence[str], path: st
         return
     fitting = [other.name for other in families().values() if declared in other.architectures]
     advice = f"take model.family={fitting[0]}" if fitting else f"expected {' or '.join(architectures)}"
-    own = families().get(name)  # None: a family of one's own
-    if own and not fitting and declared.endswith("Model") and ("Transformer" in declared or "UNet" in declared):
+    record = families().get(name)  # None: a family of one's own
+    if record and not fitting and declared.endswith("Model") and ("Transformer" in declared or "UNet" in declared):
         # A network that is published by itself: its folder has no encoders and no VAE.
-        options = own.sections.model()
+        options = record.sections.model()
         where = "model.transformer" if "transformer" in {f.name for f in fields(options)} else "its transformer/"
         advice += (
             f". It holds one network alone: name the folder of a whole pipeline as model.path, e.g. {options.path}, "
@@ -295,10 +295,10 @@ def load_model(
 
     options, path, shard = config.model, locate(config.model.path), config.distributed.shard
     refuse_other_architectures(name, architectures, path)
-    asked = Training.of(
+    settings = Training.of(
         options, seed=config.seed, device=device, weights=weights, training=training, shard=shard, names=names
     )
-    return importlib.import_module(module).load(replace(options, path=path), asked)
+    return importlib.import_module(module).load(replace(options, path=path), settings)
 
 
 def refuse_model(

@@ -46,8 +46,8 @@ def draw_with_engine(
             times = {"timeout": rollout.timeout, "patience": rollout.patience}
             engines.append([Client(url, token, **times, run=run, title=title_of(config)) for url in urls])
             if len(urls) > 1:  # once they have begun, the others draw for one that fails, without waiting for it
-                for one in engines[-1]:
-                    one.patience = 0.0
+                for client in engines[-1]:
+                    client.patience = 0.0
     else:
         assert owner.engines is not None
         engines.append([owner.engines.make(owner, config, device)])
@@ -61,9 +61,9 @@ def draw_with_engine(
                 "not divided"
             )
         settings: Any = {"max_gap": gap, "overlaps": overlaps}
-        made = [SynchronizedDenoiser(one, partial(parameters, network), **settings) for [one] in engines]
+        made = [SynchronizedDenoiser(engine, partial(parameters, network), **settings) for [engine] in engines]
         return policy.draw_with(lanes_of(made))
-    foreign = any(one.form != "own" for lane in engines for one in lane)
+    foreign = any(engine.form != "own" for lane in engines for engine in lane)
     if foreign and process == 0 and (experts := experts_of(network)):
         print(
             f"rollout.engine: {type(network).__name__} is a mixture of {experts} experts, and which of them the engine "
@@ -74,7 +74,7 @@ def draw_with_engine(
     quantized = rollout.quantization != "none" and process == 0
     note = f"rollout.quantization {rollout.quantization}" if quantized else ""
 
-    def synchronized(engine: Engine) -> Synchronized:
+    def synchronize(engine: Engine) -> Synchronized:
         if rollout.lora == "adapter" and engine.form == "merged":
             raise ValueError(
                 f"rollout.lora: got adapter, but {engine.name} takes merged weights; start it with the options of the "
@@ -97,7 +97,7 @@ def draw_with_engine(
         )
 
     def together(several: Sequence[Engine]) -> Synchronized | Balanced:
-        made = [synchronized(one) for one in several]
+        made = [synchronize(engine) for engine in several]
         return made[0] if len(made) == 1 else Balanced(made, patience=rollout.patience)
 
     lanes = [together(several) for several in engines]
@@ -147,7 +147,7 @@ def check_untied(network: Any, engine: str) -> None:
     which reads the checkpoint, has one tensor for the two."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    layers = {name: one.get_base_layer() for name, one in network.named_modules() if isinstance(one, BaseTunerLayer)}
+    layers = {name: m.get_base_layer() for name, m in network.named_modules() if isinstance(m, BaseTunerLayer)}
     shared = [name for name, layer in layers.items() if has_tied_weights(network, [layer])]
     if shared or network in UNTIED:
         which = f"'{shared[0]}'" if shared else "one of the two in model.lora_path"
@@ -163,7 +163,7 @@ def merged_weights(network: Any, dtype: torch.dtype) -> Iterator[tuple[str, Tens
     precision of computation; names are those of the checkpoint's own network."""
     for name, value, layer in _base(network):
         if layer is not None and name.endswith(".weight") and not layer.disable_adapters:
-            changes = [layer.get_delta_weight(one).float() for one in layer.active_adapters]
+            changes = [layer.get_delta_weight(adapter).float() for adapter in layer.active_adapters]
             value = value.detach().float() + sum(changes)
         yield name, value.detach().to(dtype) if value.is_floating_point() else value.detach()
 
@@ -186,7 +186,7 @@ def _base(network: Any) -> Iterator[tuple[str, Tensor, Any]]:
     """The tensors of the checkpoint's own network by name, and the adapted layer of which one is a part."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    adapted: dict[str, Any] = {name: one for name, one in network.named_modules() if isinstance(one, BaseTunerLayer)}
+    adapted: dict[str, Any] = {name: m for name, m in network.named_modules() if isinstance(m, BaseTunerLayer)}
     for name, value in parameters(network):
         if ".lora_" not in name:
             outer, inside, leaf = name.rpartition(".base_layer.")

@@ -99,12 +99,12 @@ class ExistingLora:
         before the model is loaded. What is on the hub is ``fetched``, or taken to be there."""
         if not options.lora_path:
             return None
-        found = ExistingLora(locate(options.lora_path), options.lora_mode, names)
-        if fetched or Path(found.path).exists() or not HUB_NAME.fullmatch(found.path):
-            file = found.file()
+        existing = ExistingLora(locate(options.lora_path), options.lora_mode, names)
+        if fetched or Path(existing.path).exists() or not HUB_NAME.fullmatch(existing.path):
+            file = existing.file()
             if options.lora_mode == "continue":
                 refuse_rank(options.lora_rank, rank_of(file))
-        return found
+        return existing
 
     def file(self) -> Path:
         """The file with the tensors. A repository on the hub is owner/name, or owner/name:file."""
@@ -122,13 +122,13 @@ class ExistingLora:
         if path.is_file():
             raise pickle_error(path, "")
         if match := HUB_NAME.fullmatch(self.path):
-            return self._downloaded(match[1], match[2] or "")
+            return self._download(match[1], match[2] or "")
         raise FileNotFoundError(
             f"model.lora_path: '{self.path}' does not exist; name a safetensors file, a folder that holds one, or a "
             "hub id, owner/name or owner/name:file.safetensors"
         )
 
-    def _downloaded(self, repository: str, name: str) -> Path:
+    def _download(self, repository: str, name: str) -> Path:
         from huggingface_hub import snapshot_download
 
         try:
@@ -147,20 +147,20 @@ class ExistingLora:
         usual = [f"{place}{name}" for name in (DIFFUSERS_FILE, PEFT_FILES[1]) if f"{place}{name}" in files]
         noise = [name for name in files if name.endswith(f"{NOISES[self.second]}.safetensors")]
         top = [] if self.second else [name for name in files if "/" not in name]
-        found = next((some for some in (usual, noise, top) if some), [])
-        if len(found) != 1:
-            pickles = [] if found else sorted(folder.glob("*.bin"))
+        candidates = next((some for some in (usual, noise, top) if some), [])
+        if len(candidates) != 1:
+            pickles = [] if candidates else sorted(folder.glob("*.bin"))
             if pickles:
                 raise pickle_error(pickles[0], "")
             what = "of the second network " if self.second else ""
             raise ValueError(
-                f"model.lora_path: '{folder}': got {len(found)} files of adapters {what}"
-                f"({', '.join(found[:4]) or 'none'}), expected one; name the file itself, on the hub "
+                f"model.lora_path: '{folder}': got {len(candidates)} files of adapters {what}"
+                f"({', '.join(candidates[:4]) or 'none'}), expected one; name the file itself, on the hub "
                 "owner/name:file.safetensors"
             )
-        if self.path != str(folder) and not (folder / found[0]).is_file():
-            raise FileNotFoundError(f"model.lora_path: '{self.path}' has no file {found[0]}; check the name")
-        return folder / found[0]
+        if self.path != str(folder) and not (folder / candidates[0]).is_file():
+            raise FileNotFoundError(f"model.lora_path: '{self.path}' has no file {candidates[0]}; check the name")
+        return folder / candidates[0]
 
     def read(self, network: nn.Module) -> dict[str, Factors]:
         """The adapters by the names of the network's modules, checked against their shapes.
@@ -252,7 +252,7 @@ class Reader:
             self.refuse(f"got {len(other)} tensors of other kinds than A, B and alpha ({', '.join(other[:2])})")
         if not pairs:
             self.refuse(f"got {len(encoders)} tensors of text encoders and none of the network")
-        if unknown := [key for key in pairs if not self.found(key)]:
+        if unknown := [key for key in pairs if not self.modules_of(key)]:
             near = nearest(unknown[0].split(".", 1)[-1], self.weights)
             raise ValueError(
                 f"model.lora_path: '{self.file}': {len(unknown)} of its {len(pairs)} adapted modules are not in "
@@ -260,21 +260,21 @@ class Reader:
             )
         if halves := [key for key, pair in pairs.items() if not {"down", "up"} <= pair.keys()]:
             self.refuse(f"'{halves[0]}' has {' and '.join(sorted(pairs[halves[0]]))} only; download it again")
-        found: dict[str, Factors] = {}
+        adapters: dict[str, Factors] = {}
         for key, pair in pairs.items():
-            for name, factors in self.divided(key, pair):
-                if name in found:
+            for name, factors in self.factors_of(key, pair):
+                if name in adapters:
                     self.refuse(f"got adapters of '{name}' twice, as '{key}' too")
-                found[name] = factors
+                adapters[name] = factors
         if encoders:
             warnings.warn(
                 f"model.lora_path: '{self.file}': {len(encoders)} of its {len(tensors)} tensors adapt a text encoder, "
                 "which is frozen here, and are not read; samples differ from those of a pipeline that reads them",
                 stacklevel=2,
             )
-        return found
+        return adapters
 
-    def found(self, key: str) -> list[tuple[str, tuple[int, Sequence[int]] | None]]:
+    def modules_of(self, key: str) -> list[tuple[str, tuple[int, Sequence[int]] | None]]:
         """The modules that a key stands for; none for one that is unknown or not unique."""
         key = key.replace(".processor.", ".")
         bare = [key.removeprefix(prefix) for prefix in PREFIXES if key.startswith(prefix)]
@@ -285,21 +285,21 @@ class Reader:
         inside = [module for name in bare for module in self.weights if flat(module).endswith(f"_{flat(name)}")]
         return [(inside[0], None)] if len(set(inside)) == 1 else []
 
-    def divided(self, key: str, pair: Mapping[str, Tensor]) -> Iterable[tuple[str, Factors]]:
+    def factors_of(self, key: str, pair: Mapping[str, Tensor]) -> Iterable[tuple[str, Factors]]:
         """The adapters of the modules that a key stands for."""
         down, up = pair["down"].float(), pair["up"].float()
         if not (torch.isfinite(down).all() and torch.isfinite(up).all()):
             self.refuse(f"'{key}' has values that are NaN or infinite; download it again")
-        modules = self.found(key)
+        modules = self.modules_of(key)
         scale = self.scale(modules[0][0], len(down), pair.get("alpha"))
         up, untrained = up.flatten(1), not bool(up.any())
         for name, part in modules:
-            weight, rows, own = self.weights[name], up, down
+            weight, rows, down_rows = self.weights[name], up, down
             if part is not None:
                 number, heights = part
                 unit = len(up) // sum(heights)
                 rows = up[unit * sum(heights[:number]) : unit * sum(heights[: number + 1])]
-            if up.shape[1] != len(down) or len(rows) != len(weight) or own[0].numel() != weight[0].numel():
+            if up.shape[1] != len(down) or len(rows) != len(weight) or down_rows[0].numel() != weight[0].numel():
                 raise ValueError(
                     f"model.lora_path: '{self.file}': '{key}': got A of shape {list(down.shape)} and B of shape "
                     f"{list(pair['up'].shape)}, expected [rank, {', '.join(map(str, weight.shape[1:]))}] and "
@@ -307,17 +307,17 @@ class Reader:
                 )
             if part is not None and not untrained:  # of several in one matrix, each has ranks of its own
                 used = rows.ne(0).any(dim=0)
-                rows, own = rows[:, used], own[used]
-            if len(own):
-                yield name, Factors(own.reshape(len(own), *weight.shape[1:]), rows, scale)
+                rows, down_rows = rows[:, used], down_rows[used]
+            if len(down_rows):
+                yield name, Factors(down_rows.reshape(len(down_rows), *weight.shape[1:]), rows, scale)
 
     def scale(self, module: str, rank: int, alpha: Tensor | None) -> float:
         """By which B A of a module is multiplied."""
         if alpha is not None:
             return float(alpha) / rank
         patterns = self.header.get("alpha_pattern") or {}
-        own = next((value for name, value in patterns.items() if re.fullmatch(rf"(.*\.)?({name})", module)), None)
-        stated = self.header.get("lora_alpha", rank) if own is None else own
+        override = next((value for name, value in patterns.items() if re.fullmatch(rf"(.*\.)?({name})", module)), None)
+        stated = self.header.get("lora_alpha", rank) if override is None else override
         return float(stated) / (math.sqrt(rank) if self.header.get("use_rslora") else rank)
 
     def refuse(self, what: str) -> None:
@@ -360,15 +360,15 @@ def continue_existing(
     """
     refuse_rank(rank, max(len(factors.down) for factors in adapters.values()))
     modules = {name for name, _ in network.named_modules()}
-    named = {name for name in modules for one in targets or usual if name == one or name.endswith(f".{one}")}
+    named = {name for name in modules for target in targets or usual if name == target or name.endswith(f".{target}")}
     adapted = {*adapters, *(named if targets else ())}
     add_lora(network, rank, alpha, list(targets or usual) if named == adapted else sorted(adapted), seed)
     for name, factors in adapters.items():
         layer = network.get_submodule(name)
         down, up = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
-        own = len(factors.down)
-        down[:own] = factors.down.to(down)
-        up[:, :own] = (factors.up * (factors.scale * rank / alpha)).reshape(len(up), own, *up.shape[2:]).to(up)
+        count = len(factors.down)
+        down[:count] = factors.down.to(down)
+        up[:, :count] = (factors.up * (factors.scale * rank / alpha)).reshape(len(up), count, *up.shape[2:]).to(up)
 
 
 def combine_adapters(
@@ -378,7 +378,7 @@ def combine_adapters(
 
     The scales are inside B, so alpha is the rank; what is shorter is filled with zeros.
     """
-    own = {
+    saved = {
         name.removesuffix(".lora_A.weight"): Factors(
             down.float(),
             weights[name.replace(".lora_A.", ".lora_B.")].float().flatten(1),
@@ -387,12 +387,12 @@ def combine_adapters(
         for name, down in weights.items()
         if name.endswith(".lora_A.weight")
     }
-    both = {name: [some[name] for some in (adapters, own) if name in some] for name in sorted({*adapters, *own})}
-    rank = max(sum(len(one.down) for one in some) for some in both.values())
+    both = {name: [some[name] for some in (adapters, saved) if name in some] for name in sorted({*adapters, *saved})}
+    rank = max(sum(len(factors.down) for factors in some) for some in both.values())
     tensors = {}
     for name, some in both.items():
-        down = torch.cat([one.down for one in some])
-        up = torch.cat([one.up * one.scale for one in some], dim=1)
+        down = torch.cat([factors.down for factors in some])
+        up = torch.cat([factors.up * factors.scale for factors in some], dim=1)
         filled = rank - len(down)
         down = torch.cat([down, down.new_zeros(filled, *down.shape[1:])])
         up = torch.cat([up, up.new_zeros(len(up), filled)], dim=1)

@@ -113,11 +113,11 @@ def check_format(form: str, family: Family, elsewhere: Elsewhere, model: Path) -
     formats = ("diffusers", "comfyui", "peft", "merged")
     if form not in formats:
         raise ValueError(f"--format: unknown '{form}'.{nearest(form, formats)}")
-    own = [*elsewhere.formats, "merged"]
-    if form not in own:
+    supported = [*elsewhere.formats, "merged"]
+    if form not in supported:
         raise ValueError(
             f"--format {form}: no names of adapters of the family '{family.name}' are known there; take "
-            f"--format {' or '.join(own)}"
+            f"--format {' or '.join(supported)}"
         )
     if form != "merged" and not has_adapters(model):
         raise ValueError(
@@ -141,7 +141,7 @@ def merged_before(
     if not has_adapters(model / SECOND):
         return {"": lora.read(network)}
     parts = {"": (lora, "transformer"), SECOND: (replace(lora, second=True), SECOND)}
-    return {place: one.read(network.get_submodule(name)) for place, (one, name) in parts.items()}
+    return {place: reader.read(network.get_submodule(name)) for place, (reader, name) in parts.items()}
 
 
 def write_adapters(

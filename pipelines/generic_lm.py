@@ -73,8 +73,8 @@ class Encoded:
     @staticmethod
     def of(network: Any) -> Encoded:
         """Of the methods of a network where nothing but its decoder trains."""
-        decoder = {id(one) for one in network.get_decoder().parameters()}
-        if any(one.requires_grad and id(one) not in decoder for one in network.base_model.parameters()):
+        decoder = {id(p) for p in network.get_decoder().parameters()}
+        if any(p.requires_grad and id(p) not in decoder for p in network.base_model.parameters()):
             return Encoded(())
         return Encoded([name for name in dir(type(network.base_model)) if name in ENCODERS])
 
@@ -88,7 +88,7 @@ class Encoded:
         device, calls, inside = next(network.parameters()).device.type, Counter[str](), list[str]()
         precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         known, answers = self.kept.get(given[0]) or ((), {})
-        if len(known) != len(given) or any(one() is not value for one, value in zip(known, given, strict=True)):
+        if len(known) != len(given) or any(ref() is not value for ref, value in zip(known, given, strict=True)):
             answers = {}
             self.kept[given[0]] = [weakref.ref(value) for value in given], answers
 
@@ -187,10 +187,10 @@ class OwnForward(ABC):
     def _context(self, read: Sequence[Read]) -> Context:
         """Prompts as they were read, padded on the left."""
         ids, real = pad_left([inputs["input_ids"][0].tolist() for inputs, _ in read], self.pad_id)
-        own = [self._positions(inputs) for inputs, _ in read]
-        positions = torch.ones(len(read), max(map(len, own)), ids.shape[1], dtype=torch.long)
-        for row, one in enumerate(own):
-            positions[row, :, ids.shape[1] - one.shape[1] :] = one
+        places = [self._positions(inputs) for inputs, _ in read]
+        positions = torch.ones(len(read), max(map(len, places)), ids.shape[1], dtype=torch.long)
+        for row, place in enumerate(places):
+            positions[row, :, ids.shape[1] - place.shape[1] :] = place
         wanted = self.accepted - {"input_ids", "attention_mask"}
         media = [{name: value for name, value in inputs.items() if name in wanted} for inputs, _ in read]
         return Context(ids, real, positions, media, [sizes for _, sizes in read], [self.prefilled] * len(read))
@@ -207,29 +207,29 @@ class OwnForward(ABC):
             kept = real.cpu()[:, -ids.shape[1] :]
             rows = [torch.cat([old, _there(new, keep)]) for old, new, keep in zip(cache.ids, ids, kept, strict=True)]
             states = [self._forward(network, row, media)[0] for row, media in zip(rows, cache.media, strict=True)]
-            return _placed([s[len(old) :] for s, old in zip(states, cache.ids, strict=True)], kept), Whole(
+            return _scatter_states([s[len(old) :] for s, old in zip(states, cache.ids, strict=True)], kept), Whole(
                 rows, cache.media
             )
         if cache is not None:
-            return self._continued(network, ids, real, positions, cache)
+            return self._continue(network, ids, real, positions, cache)
         checkpointed = checkpoint_layers(network, self.checkpointing and torch.is_grad_enabled())
         if real.dim() == 3:
-            return self._masked(network, ids, real, positions, features), None
+            return self._forward_masked(network, ids, real, positions, features), None
         real = real.cpu()
         ends = bool(real[:, -1].all())  # else these are whole completions, which nothing follows
         rows = [_there(row, keep) for row, keep in zip(ids, real, strict=True)]
         media = list(features) or [{}] * len(rows)
         share = self.shared and ends and not checkpointed
         outs = [
-            self._forward(network, row, one, _there(places, keep) if self.shared else None, share)
-            for row, one, places, keep in zip(rows, media, positions, real, strict=True)
+            self._forward(network, row, tensors, _there(places, keep) if self.shared else None, share)
+            for row, tensors, places, keep in zip(rows, media, positions, real, strict=True)
         ]
-        states = _placed([state for state, _ in outs], real)
+        states = _scatter_states([state for state, _ in outs], real)
         if not ends or checkpointed:
             return states, None
-        return states, _joined([own for _, own in outs], ids.shape[1]) if self.shared else Whole(rows, media)
+        return states, _join_caches([cache for _, cache in outs], ids.shape[1]) if self.shared else Whole(rows, media)
 
-    def _masked(
+    def _forward_masked(
         self,
         network: Any,
         ids: Int[Tensor, "rows length"],
@@ -241,9 +241,9 @@ class OwnForward(ABC):
         the padding of prompts, to which the last token of a row attends as little as any other."""
         config, states = network.config.get_text_config(), []
         starts = seen[:, -1].int().argmax(1).tolist()
-        for row, (start, own) in enumerate(zip(starts, media or [{}] * len(ids), strict=True)):
+        for row, (start, tensors) in enumerate(zip(starts, media or [{}] * len(ids), strict=True)):
             mask = attention_mask(config, seen[row : row + 1, start:, start:], self.dtype, ids[row : row + 1])
-            state, _ = self._forward(network, ids[row, start:], own, positions[row, :, start:], mask=mask)
+            state, _ = self._forward(network, ids[row, start:], tensors, positions[row, :, start:], mask=mask)
             states.append(nn.functional.pad(state, (0, 0, start, 0)))
         return torch.stack(states)
 
@@ -312,7 +312,7 @@ class OwnForward(ABC):
             out = network.base_model(**inputs, use_cache=share, past_key_values=DynamicCache() if share else None)
         return out.last_hidden_state[0], out.past_key_values if share else None
 
-    def _continued(self, network: Any, ids: Tensor, real: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
+    def _continue(self, network: Any, ids: Tensor, real: Tensor, positions: Tensor, cache: Any) -> tuple[Tensor, Any]:
         config = network.config.get_text_config()
         with autocast(self.dtype, self.device), reading(config, cache) as past:
             out = network.base_model(
@@ -382,9 +382,9 @@ def choose_way(model: OwnForward, name: str, example: Prompt) -> None:
             )
             print(f"{name}: the samples of a group {way}", flush=True)
             if model.shared and maskable(network.config.get_text_config()):
-                asked = answer, places, wanted
-                model.maskable = _takes_masks(model, context, cache, *asked)
-                model.maskable_whole = model.checkpointing and _takes_masks(model, context, None, *asked)
+                inputs = answer, places, wanted
+                model.maskable = _takes_masks(model, context, cache, *inputs)
+                model.maskable_whole = model.checkpointing and _takes_masks(model, context, None, *inputs)
             return
         differences.append(f"logits differ by {gap:.1e} of the largest")
     raise ValueError(
@@ -431,7 +431,7 @@ def token_types(
     return row
 
 
-def _joined(caches: Sequence[Any], length: int) -> Any:
+def _join_caches(caches: Sequence[Any], length: int) -> Any:
     """Keys and values of several rows in one cache, padded on the left to ``length`` tokens."""
     joined = caches[0]
     for place, layer in enumerate(joined.layers):
@@ -447,7 +447,7 @@ def _there(values: Int[Tensor, "*axes length"], real: Bool[Tensor, "length"]) ->
     return values.index_select(-1, put(real.nonzero()[:, 0], values.device))
 
 
-def _placed(states: Sequence[Tensor], real: Tensor) -> Float[Tensor, "rows length width"]:
+def _scatter_states(states: Sequence[Tensor], real: Tensor) -> Float[Tensor, "rows length width"]:
     """The states of rows without padding, at the places of their tokens; zeros on the padding."""
     empty = states[0].new_zeros(*real.shape, states[0].shape[-1])
     return empty.masked_scatter(put(real, empty.device)[..., None], torch.cat(list(states)))

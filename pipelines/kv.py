@@ -97,8 +97,8 @@ class Owners:
             place.append(len(several[row]))
             several[row].append(slot)
         most = max(map(len, several))
-        members = torch.tensor([[*one, *([0] * (most - len(one)))] for one in several])
-        places = torch.tensor([row * most + own for row, own in zip(rows, place, strict=True)], dtype=torch.long)
+        members = torch.tensor([[*slots, *([0] * (most - len(slots)))] for slots in several])
+        places = torch.tensor([row * most + slot for row, slot in zip(rows, place, strict=True)], dtype=torch.long)
         return Owners(put(members, device), put(places, device), put(torch.tensor(rows, dtype=torch.long), device))
 
 
@@ -127,7 +127,7 @@ class Shared:
     ) -> Any:
         def plain(value: Any) -> Any:
             if isinstance(value, list | tuple):
-                return [plain(one) for one in value]
+                return [plain(part) for part in value]
             return value.whole() if isinstance(value, cls) else value
 
         return function(*map(plain, args), **{name: plain(value) for name, value in (kwargs or {}).items()})
@@ -241,21 +241,21 @@ class Room:
         """Slots begin anew, behind rows of the prompts."""
         for slot, row in zip(slots, rows, strict=True):
             self.rows[slot] = row
-        self._own()
+        self._set_owners()
         if not self.shared:
             device = self.cache.layers[0].prompts[0].device
-            ends = [put(torch.tensor([*one], dtype=torch.long), device) for one in (slots, rows)]
+            ends = [put(torch.tensor([*numbers], dtype=torch.long), device) for numbers in (slots, rows)]
             for layer in self.cache.layers:
                 layer.copy(*ends)
 
     def keep(self, slots: Sequence[int], moved: Int[Tensor, "m"], holes: Int[Tensor, "m"]) -> None:
         """Only these slots remain, as the first ones, after those in ``moved`` have gone to ``holes``."""
         self.rows = [self.rows[slot] for slot in slots]
-        self._own()
+        self._set_owners()
         for layer in self.cache.layers:
             layer.keep(len(slots), moved, holes)
 
-    def _own(self) -> None:
+    def _set_owners(self) -> None:
         """Let the layers know whose the slots are."""
         if self.shared:
             keys = self.cache.layers[0].prompts[0]
@@ -285,7 +285,7 @@ class RoomLayer:
         self.total = 0
         # Zeros, since what nobody attends to is multiplied all the same.
         self.tables = tuple(
-            one.new_zeros(len(rows), one.shape[1], self.begin + room, one.shape[3]) for one in self.prompts
+            prompt.new_zeros(len(rows), prompt.shape[1], self.begin + room, prompt.shape[3]) for prompt in self.prompts
         )
         if not owners:
             self.copy(torch.arange(len(rows), device=rows.device), rows)
@@ -309,8 +309,8 @@ class RoomLayer:
                 table[: self.count, :, self.at] = new[:, :, 0]
             else:
                 table[torch.arange(self.count, device=table.device), :, self.at] = new[:, :, 0].to(table.dtype)
-            own = table[: self.count, :, : self.begin + self.total]
-            shown.append(Shared(prompts, own, self.owners) if self.owners else own)
+            filled = table[: self.count, :, : self.begin + self.total]
+            shown.append(Shared(prompts, filled, self.owners) if self.owners else filled)
         return shown[0], shown[1]
 
     def keep(self, count: int, moved: Int[Tensor, "m"], holes: Int[Tensor, "m"]) -> None:

@@ -78,7 +78,7 @@ class Transformers:
         never, at_first = sorted(model.suppress_tokens), sorted(model.begin_suppress_tokens)
 
         def difference(network: Any) -> float:
-            return max(_preferred(network, row, never, at_first) for row in rows)
+            return max(_margin_of_others(network, row, never, at_first) for row in rows)
 
         return difference
 
@@ -119,25 +119,25 @@ def inputs_of(model: Any, prompt: Prompt, completion: Int[Tensor, "T"]) -> dict[
     if isinstance(model, CausalLm):
         return inputs
     if isinstance(model, SmolVlm):
-        return inputs | ({"pixel_values": torch.cat([one.tiles for one in media])[None]} if media else {})
+        return inputs | ({"pixel_values": torch.cat([medium.tiles for medium in media])[None]} if media else {})
     if not isinstance(model, QwenVl):
         raise Incomparable(f"no comparison with transformers is written for models of {type(model).__name__}")
     network: Any = model.network
-    images, clips = [one for one in media if not one.seconds], [one for one in media if one.seconds]
+    images, clips = [medium for medium in media if not medium.seconds], [medium for medium in media if medium.seconds]
     kinds = (ids == network.config.image_token_id) + 2 * (ids == network.config.video_token_id)
     inputs["mm_token_type_ids"] = kinds.int()
     if images:
-        inputs["pixel_values"] = torch.cat([one.patches for one in images])
-        inputs["image_grid_thw"] = torch.tensor([one.grid for one in images])
+        inputs["pixel_values"] = torch.cat([image.patches for image in images])
+        inputs["image_grid_thw"] = torch.tensor([image.grid for image in images])
     if clips:
-        inputs["pixel_values_videos"] = torch.cat([one.patches for one in clips])
-        inputs["video_grid_thw"] = torch.tensor([one.grid for one in clips])
-        inputs["second_per_grid_ts"] = torch.tensor([one.seconds for one in clips])
+        inputs["pixel_values_videos"] = torch.cat([clip.patches for clip in clips])
+        inputs["video_grid_thw"] = torch.tensor([clip.grid for clip in clips])
+        inputs["second_per_grid_ts"] = torch.tensor([clip.seconds for clip in clips])
     return inputs
 
 
 @torch.no_grad()
-def _preferred(network: Any, row: Asked, never: Sequence[int], at_first: Sequence[int]) -> float:
+def _margin_of_others(network: Any, row: Asked, never: Sequence[int], at_first: Sequence[int]) -> float:
     """The largest logit, over the tokens of a completion, by which another token has more than the chosen one."""
     device, count = network.device, len(row.completion)
     inputs = {

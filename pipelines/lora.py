@@ -72,7 +72,7 @@ def check_targets(network: Any, targets: Sequence[str]) -> None:
 def has_tied_weights(network: nn.Module, layers: Iterable[nn.Module]) -> bool:
     """Whether one of these layers has a weight that is a weight of another module too, as an output layer that is tied
     to the input embeddings has."""
-    owners = Counter(id(weight) for one in network.modules() for weight in one._parameters.values())
+    owners = Counter(id(weight) for module in network.modules() for weight in module._parameters.values())
     return any(owners[id(weight)] > 1 for layer in layers for weight in layer.parameters())
 
 
@@ -154,15 +154,15 @@ def saved_adapters(network: Any, folder: Path) -> dict[str, Tensor]:
     adapters of a module that the network does not adapt, and of a higher rank.
     """
     weights, config = read_adapters(folder)
-    own = network.peft_config[ADAPTER]
-    factor = (config["lora_alpha"] / config["r"]) / (own.lora_alpha / own.r)
+    adapter = network.peft_config[ADAPTER]
+    factor = (config["lora_alpha"] / config["r"]) / (adapter.lora_alpha / adapter.r)
     trained = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
     plain = {name.replace(f".{ADAPTER}.", "."): name for name in trained}
     unknown = sorted(weights.keys() - plain.keys())
-    if config["r"] > own.r or unknown:
+    if config["r"] > adapter.r or unknown:
         raise ValueError(
             f"'{folder}': got adapters of rank {config['r']}{f' of {unknown[0]}' if unknown else ''}, expected at most "
-            f"model.lora_rank={own.r} of modules in model.lora_targets; raise lora_rank, or name its targets"
+            f"model.lora_rank={adapter.r} of modules in model.lora_targets; raise lora_rank, or name its targets"
         )
     values = {name: torch.zeros_like(parameter) for name, parameter in trained.items()}
     for name, value in weights.items():
@@ -183,7 +183,7 @@ def read_adapters(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of saved adapters by their names in the network, and their configuration."""
     if (folder / DIFFUSERS_FILE).is_file():
         file = folder / DIFFUSERS_FILE
-        with _opened(file) as opened:
+        with _open(file) as opened:
             prefix = next(iter({name.partition(".")[0] for name in opened.keys()} & NETWORKS), "") + "."  # noqa: SIM118
             header = parse_object((opened.metadata() or {}).get("lora_adapter_metadata", "{}"), file)
     else:
@@ -196,7 +196,7 @@ def read_adapters(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             )
         file, prefix = folder / PEFT_FILES[1], "base_model.model."
         header = read_object(folder / PEFT_FILES[0])
-    with _opened(file) as opened:
+    with _open(file) as opened:
         weights = {name.removeprefix(prefix): opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     config = {name.removeprefix(prefix): value for name, value in header.items()}
     if not {"r", "lora_alpha", "target_modules"} <= set(config):
@@ -211,7 +211,7 @@ def read_adapters(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return weights, config
 
 
-def _opened(file: Path) -> Any:
+def _open(file: Path) -> Any:
     try:
         return safe_open(file, framework="pt")
     except SafetensorError as error:

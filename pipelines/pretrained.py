@@ -48,7 +48,7 @@ def headers_on_hub(repository: str) -> Folder | None:
 
     def header(name: str) -> dict[str, tuple[int, ...]]:
         read = hub.parse_safetensors_file_metadata(repository, name)
-        return {key: tuple(one.shape) for key, one in read.tensors.items()}
+        return {key: tuple(tensor.shape) for key, tensor in read.tensors.items()}
 
     try:
         names = hub.list_repo_files(repository)
@@ -152,7 +152,7 @@ def check_pipeline(source: str, absent: Collection[str] = ()) -> None:
     for name, part in index.items():
         if name.startswith("_") or not isinstance(part, list | dict) or part == [None, None] or name in absent:
             continue
-        if part and all(isinstance(one, int | float) for one in part):  # a setting: the levels of Qwen-Image-2.1
+        if part and all(isinstance(value, int | float) for value in part):  # a setting: the levels of Qwen-Image-2.1
             continue
         if not (isinstance(part, list) and len(part) == 2 and part[0] in LIBRARIES and str(part[1]).isidentifier()):
             raise ValueError(
@@ -196,7 +196,7 @@ def safely(training: Training) -> dict[str, Any]:
 
 def variant(source: str, *subfolders: str) -> str | None:
     """The variant of the first of these parts of a folder that has its weights in no other form."""
-    return next((one for folder in subfolders if (one := variant_of(Path(source) / folder))), None)
+    return next((form for folder in subfolders if (form := variant_of(Path(source) / folder))), None)
 
 
 def read_network(
@@ -241,7 +241,7 @@ def read_encoders(source: str, index: Mapping[str, Any], names: Sequence[str], t
     computation. A pipeline would replace weights that are missing by random ones, with no more than a warning."""
     import transformers
 
-    found: dict[str, Any] = {}
+    encoders: dict[str, Any] = {}
     for name in names:
         kind: Any = getattr(transformers, str(index[name][1]), None) if index[name][0] == "transformers" else None
         if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
@@ -260,8 +260,8 @@ def read_encoders(source: str, index: Mapping[str, Any], names: Sequence[str], t
                 )
             part, report = loaded
             refuse_missing(f"{source}/{name}", list(report["missing_keys"]))
-            found[name] = part.eval()
-    return found
+            encoders[name] = part.eval()
+    return encoders
 
 
 def read_part(kind: Any, source: str, **options: Any) -> Any:
@@ -287,8 +287,8 @@ def check_scheduler(source: str) -> None:
 
     index = (read_json(source, "model_index.json") or {}).get("scheduler")
     with reading(source, "scheduler"):
-        own = read_json(source, SCHEDULER) or {}
-    indexed, declared = index[1] if isinstance(index, list) and len(index) == 2 else None, own.get("_class_name")
+        config = read_json(source, SCHEDULER) or {}
+    indexed, declared = index[1] if isinstance(index, list) and len(index) == 2 else None, config.get("_class_name")
     for file, name in (("model_index.json: scheduler", indexed), (f"{SCHEDULER}: _class_name", declared)):
         if name is not None and not (str(name).endswith("Scheduler") and getattr(diffusers, str(name), None)):
             raise ValueError(
@@ -300,10 +300,10 @@ def check_scheduler(source: str) -> None:
         return
     euler, euler_file = indexed.startswith("FlowMatch"), declared.startswith("FlowMatch")
     lost, read = ("flow_shift", "shift") if euler else ("shift", "flow_shift")
-    if euler != euler_file and own.get(lost, 1) != 1 and read not in own:
+    if euler != euler_file and config.get(lost, 1) != 1 and read not in config:
         raise ValueError(
             f"'{source}': model_index.json: scheduler: got {indexed}, but {SCHEDULER} is that of a {declared}, whose "
-            f"{lost} {own[lost]} the other class does not read, expected one class in both; correct the one that is "
+            f"{lost} {config[lost]} the other class does not read, expected one class in both; correct the one that is "
             "wrong"
         )
 
@@ -331,7 +331,7 @@ def read_pipeline(kind: Any, source: str, training: Training, vae: Any = None, *
         **safely(training),
     )
     if isinstance(autoencoder, torch.nn.Module):  # diffusers leaves what its file lacks without values
-        refuse_missing(f"{source}/vae", [name for name, one in autoencoder.named_parameters() if one.is_meta])
+        refuse_missing(f"{source}/vae", [name for name, p in autoencoder.named_parameters() if p.is_meta])
     parts = read_encoders(source, index, read, training) | parts
     return read_part(
         kind,

@@ -33,7 +33,7 @@ def of_pipeline(checkpoint: Checkpoint) -> bool:
 def folder_of(checkpoint: Checkpoint) -> Folder:
     """What the headers of the network's files would say; nothing of text encoders and VAE."""
     network = network_of(checkpoint)
-    shapes = {name: tuple(one.shape) for name, one in network.named_parameters()}
+    shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     if not of_pipeline(checkpoint):
         return Folder(shapes, network.config.to_dict())
     part = "unet" if checkpoint.network.startswith("UNet") else "transformer"

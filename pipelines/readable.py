@@ -91,7 +91,7 @@ def check_skip_limit(skipped: Sequence[Skipped], of: int, limit: float, file: st
     if len(skipped) > limit * of or (of and len(skipped) == of):
         raise ValueError(
             f"{file}: {len(skipped)} of {of} {problem}, more than data.skip_limit={limit:g} allows; the first: "
-            f"{'; '.join(one.reason for one in skipped[:3])}"
+            f"{'; '.join(row.reason for row in skipped[:3])}"
         )
 
 

@@ -83,7 +83,7 @@ def attend_by_tokens(
     line = LINES[module]
     if attention_mask is None or attention_mask.dim() < 4 or attention_mask.shape[2] != line.count * query.shape[2]:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    query, key, value = (all_tokens(one, line) for one in (query, key, value))
+    query, key, value = (all_tokens(states, line) for states in (query, key, value))
     attended, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     return own_tokens(attended, line), None
 
@@ -135,10 +135,10 @@ def call_divided(
     positions = nn.functional.pad(positions, (0, missing), value=1)
     lengths = (*(before.lengths if before else ()), (length, length + missing))
     each = (length + missing) // line.count
-    own = slice(line.place * each, (line.place + 1) * each)
-    positions = positions[:, :, own]
+    local = slice(line.place * each, (line.place + 1) * each)
+    positions = positions[:, :, local]
     out = body(
-        inputs_embeds=embeddings[:, own],
+        inputs_embeds=embeddings[:, local],
         attention_mask=mask_by_process(real.to(embeddings.device), lengths, line.count)[:, None],
         position_ids=positions[:, 0] if positions.shape[1] == 1 else positions.permute(1, 0, 2),
         past_key_values=before.cache if before else None,
@@ -159,23 +159,23 @@ def mask_by_process(
         places = torch.arange(total, device=device)
         real = real[:, None] & (places <= places[total - last :, None])
     parts = [
-        nn.functional.pad(one, (0, whole - some))
-        for one, (some, whole) in zip(real.split([some for some, _ in lengths], dim=2), lengths, strict=True)
+        nn.functional.pad(part, (0, whole - some))
+        for part, (some, whole) in zip(real.split([some for some, _ in lengths], dim=2), lengths, strict=True)
     ]
-    parts = [nn.functional.pad(one, (0, 0, 0, filled - last)) for one in parts]
+    parts = [nn.functional.pad(part, (0, 0, 0, filled - last)) for part in parts]
     # Padding attends to itself: a token that attends to nothing has no state, not even one that nobody reads.
     parts[-1] = parts[-1] | torch.eye(filled, dtype=torch.bool, device=device)
-    chunks = [one.chunk(count, dim=2) for one in parts]
+    chunks = [part.chunk(count, dim=2) for part in parts]
     return torch.cat([chunk[process] for process in range(count) for chunk in chunks], dim=2)
 
 
 def shared_head(network: Any) -> Callable[[Tensor], Tensor]:
     """The output layer, whose weights get this process's share of a gradient that all compute alike."""
     head, line = network.get_output_embeddings(), line_of(network)
-    trained = {name: one for name, one in head.named_parameters() if one.requires_grad} if line else {}
+    trained = {name: p for name, p in head.named_parameters() if p.requires_grad} if line else {}
     if not line or not trained:
         return head
-    shares = {name: _Scaled.apply(one, 1 / line.count) for name, one in trained.items()}
+    shares = {name: _Scaled.apply(p, 1 / line.count) for name, p in trained.items()}
     return lambda hidden: torch.func.functional_call(head, shares, (hidden,))
 
 

@@ -53,7 +53,7 @@ def unread(config: Config) -> str:
 
     loaded = load_tools(config.sampling.tools)
     readers = {
-        "reward": ("add tool_reward to rewards", "tool_reward" in {parse(str(one))[0] for one in config.rewards}),
+        "reward": ("add tool_reward to rewards", "tool_reward" in {parse(str(reward))[0] for reward in config.rewards}),
         "turn_reward": (
             "set algorithm.credit to one of turns, e.g. turn_return",
             "step_rewards" in AdvantageRecipe.of(config.algorithm).fields,
@@ -135,7 +135,7 @@ def tools_of(config: Config, model: Any) -> Tools | None:
             "drop their thoughts); they are kept as sampled, and whatever serves the model later should keep them too",
             stacklevel=2,
         )
-    marks = {one for one in model.suppress_tokens if one < len(tokenizer)}
+    marks = {token for token in model.suppress_tokens if token < len(tokenizer)}
     loaded = load_tools(sampling.tools)
     return Tools(
         loaded,
@@ -148,7 +148,7 @@ def tools_of(config: Config, model: Any) -> Tools | None:
         sampling.tool_workers,
         sampling.calls_per_turn,
         names_elsewhere(sampling.tools),
-        {one["function"]["name"]: one["function"]["parameters"] for one in schemas(loaded)},
+        {schema["function"]["name"]: schema["function"]["parameters"] for schema in schemas(loaded)},
         sampling.unreadable_calls,
         int(sampling.tool_memory * 1e9),
         Summaries(sampling.context_tokens, sampling.summaries, sampling.summary_instruction)
@@ -162,5 +162,5 @@ def names_elsewhere(names: Sequence[str]) -> Sequence[str]:
     instance, or of a module that was made in it."""
     modules = [name.partition(":")[0] for name in names]
     files = [getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None) for module in modules]
-    found = "__main__" not in modules and all(file and Path(file).is_file() for file in files)
-    return list(names) if found else ()
+    importable = "__main__" not in modules and all(file and Path(file).is_file() for file in files)
+    return list(names) if importable else ()

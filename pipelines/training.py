@@ -156,7 +156,7 @@ class GivenAdapters:
 
     @contextmanager
     def __call__(self) -> Iterator[nn.Module]:
-        trained = {name: one for name, one in self.network.named_parameters() if name in self.values}
+        trained = {name: parameter for name, parameter in self.network.named_parameters() if name in self.values}
         for name, parameter in trained.items():  # the network has moved to its device since
             self.values[name] = self.values[name].to(parameter.device)
         with swap_weights(self.network, self.values):
@@ -194,11 +194,11 @@ class FrozenCopy:
 
 def saved_weights(folder: Path, names: set[str]) -> dict[str, Tensor]:
     """The weights of these names in the safetensors of a folder and its subfolders."""
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for file in sorted(folder.rglob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
-            found |= {name: opened.get_tensor(name) for name in names & set(opened.keys())}
-    return found
+            weights |= {name: opened.get_tensor(name) for name in names & set(opened.keys())}
+    return weights
 
 
 def make_trainable(
@@ -258,7 +258,7 @@ each size of batches until torch compiles for any size."""
 def compile_blocks(network: nn.Module, names: Sequence[str], backend: str = "inductor") -> None:
     """Compile each block whose class has one of the names (patterns), by itself and in place: names of parameters stay,
     equal blocks share their code, and adapters can be switched off between calls."""
-    blocks = [one for one in network.modules() if any(fnmatchcase(type(one).__name__, name) for name in names)]
+    blocks = [block for block in network.modules() if any(fnmatchcase(type(block).__name__, name) for name in names)]
     chosen = {id(block) for block in blocks}
     if not blocks:
         raise ValueError(
@@ -294,8 +294,8 @@ def begin_with(
         target_names(network, targets, frozen),
         training.lora_seed,
     )
-    trained = {name: one for name, one in network.named_parameters() if one.requires_grad}
-    reference = GivenAdapters(network, {name: one.detach().clone() for name, one in trained.items()})
+    trained = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
+    reference = GivenAdapters(network, {name: parameter.detach().clone() for name, parameter in trained.items()})
     if has_adapters(training.weights):
         saved = saved_adapters(network, Path(training.weights))
         for name, parameter in trained.items():
@@ -331,7 +331,7 @@ def checkpoint_layers(network: nn.Module, enabled: bool) -> bool:
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         network.eval()
-        LAYERS[network] = layers = [one for one in network.modules() if isinstance(one, GradientCheckpointingLayer)]
+        LAYERS[network] = layers = [m for m in network.modules() if isinstance(m, GradientCheckpointingLayer)]
     for module in layers:
         if module.training is not enabled:
             module.training = enabled
@@ -353,25 +353,25 @@ class InEvaluation:
     checkpoint: Callable[..., Any]
 
     def __call__(self, forward: Callable[..., Any], *inputs: Any) -> Any:
-        def computed(*given: Any) -> Any:
+        def compute(*given: Any) -> Any:
             self.layer.training = False
             try:
                 return forward(*given)
             finally:  # a recomputation stops by an exception once it has all that it needs
                 self.layer.training = True
 
-        return self.checkpoint(computed, *inputs)
+        return self.checkpoint(compute, *inputs)
 
 
 def offload_inputs(network: nn.Module) -> None:
     """Let the inputs of blocks that recompute activations wait for the backward pass in the memory of the host."""
-    found = [one for one in network.modules() if getattr(one, "_gradient_checkpointing_func", None) is not None]
-    if not found:
+    modules = [m for m in network.modules() if getattr(m, "_gradient_checkpointing_func", None) is not None]
+    if not modules:
         raise ValueError(
             f"model.offload_activations: got true, expected false, since {type(network).__name__} recomputes blocks "
             "in a way of its own"
         )
-    for module in found:
+    for module in modules:
         checkpoint: Any = module._gradient_checkpointing_func
         module._gradient_checkpointing_func = Offloading(checkpoint)  # type: ignore[assignment]
 

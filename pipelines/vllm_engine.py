@@ -53,18 +53,18 @@ class ForEngines(Protocol):
 
 def media_of(model: Any, context: Context, features: Features, queries: Sequence[Query]) -> list[Mapping[str, Any]]:
     """What vLLM is given of each prompt's media; ValueError for a family that does not say."""
-    found: list[Mapping[str, Any]] = []
+    media: list[Mapping[str, Any]] = []
     for row, query in enumerate(queries):
         if not (query.prompt.media or query.shown):
-            found.append({})
+            media.append({})
         elif isinstance(model, ForEngines):
-            found.append(model.engine_media(context, features, row))
+            media.append(model.engine_media(context, features, row))
         else:
             raise ValueError(
                 f"prompt '{query.prompt.id}': got media with rollout.engine vllm, which {type(model).__name__} cannot "
                 "send to it; set rollout.engine=sampler, or leave it out"
             )
-    return found
+    return media
 
 
 class Accounted:
@@ -76,14 +76,14 @@ class Accounted:
         model = worker.model_runner.get_model()
         load, written = model.load_weights, []
 
-        def recorded(weights: Iterator[tuple[str, Tensor]]) -> Any:
+        def load_and_record(weights: Iterator[tuple[str, Tensor]]) -> Any:
             names = load(weights)
             written.extend(names or ())
             return names
 
         names = {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}
         names = {name for name in names if not name.endswith(SCALES)}
-        model.load_weights = recorded
+        model.load_weights = load_and_record
         try:
             worker.reload_weights(weights_iterator=iter(pairs))
         finally:
@@ -192,7 +192,7 @@ class VllmEngine:
                 raise EngineFailure(
                     f"rollout.engine: {self.name} cannot load the trainer's weights ({line_of(error)}): {OTHER}"
                 ) from error
-            if left := sorted({one for card in cards for one in card}):
+            if left := sorted({tensor for card in cards for tensor in card}):
                 raise EngineFailure(
                     f"rollout.engine: {self.name}: {len(left)} of its tensors were not among those that were sent, "
                     f"e.g. '{left[0]}': one tensor was forgotten, or {OTHER}"
@@ -232,7 +232,7 @@ class VllmEngine:
                     f"rollout.engine: {self.name} cannot load the trainer's adapters ({line_of(error)}); set "
                     "rollout.lora=merged"
                 ) from error
-        if unbound := sorted({one for card in cards for one in card}):
+        if unbound := sorted({module for card in cards for module in card}):
             raise EngineFailure(
                 f"rollout.engine: {self.name} has no adapters for {len(unbound)} of the trained modules, e.g. "
                 f"'{unbound[0]}'; set rollout.lora=merged"
@@ -251,17 +251,17 @@ class VllmEngine:
                 "rollout.engine=sampler"
             )
         requests, parameters = [], []
-        for one in asked:
-            prompt = collapse_runs(one.ids, rules.media) if one.media else list(one.ids)
-            for sample in range(one.query.count):
-                requests.append({"prompt_token_ids": prompt, **({"multi_modal_data": one.media} if one.media else {})})
+        for row in asked:
+            prompt = collapse_runs(row.ids, rules.media) if row.media else list(row.ids)
+            for sample in range(row.query.count):
+                requests.append({"prompt_token_ids": prompt, **({"multi_modal_data": row.media} if row.media else {})})
                 parameters.append(
                     self.parameters(
                         n=1,
                         temperature=drawing.temperature,
                         top_p=drawing.top_p,
                         max_tokens=drawing.max_tokens,
-                        seed=derive(drawing.seed, *one.query.stream, sample) % (1 << 31),
+                        seed=derive(drawing.seed, *row.query.stream, sample) % (1 << 31),
                         stop_token_ids=sorted(rules.end),
                         ignore_eos=True,  # of its generation config; the trainer's ends are those above
                         logit_bias=dict.fromkeys(sorted(rules.suppressed), FORBIDDEN) or None,
@@ -271,7 +271,7 @@ class VllmEngine:
                 )
         adapted = {"lora_request": self.request} if self.request is not None else {}
         results = iter(self.llm.generate(requests, parameters, use_tqdm=False, **adapted))
-        return [[drawn_of(next(results), version) for _ in range(one.query.count)] for one in asked]
+        return [[drawn_of(next(results), version) for _ in range(row.query.count)] for row in asked]
 
     def rest(self) -> None:
         """Free weights and cache on a GPU: the next round brings the weights, or adapters to those that wait in the
@@ -318,7 +318,7 @@ def line_of(error: Exception) -> str:
 
 def rank_of(rank: int) -> int:
     """The smallest of vLLM's ranks that adapters of a rank fit in."""
-    return next((one for one in RANKS if one >= rank), rank)
+    return next((supported for supported in RANKS if supported >= rank), rank)
 
 
 def collapse_runs(ids: Sequence[int], marks: frozenset[int]) -> list[int]:

@@ -37,11 +37,11 @@ def by_task(
 ) -> list[float | None]:
     """The reward ``reward``, written as in a recipe, of the rows whose prompt has one of the ``tasks``; None of others,
     and where ``reward`` itself abstains."""
-    one = _reward(reward, device)
+    inner = _reward(reward, device)
     rows = [row for row, prompt in enumerate(prompts) if prompt.task in tasks]
     values: list[float | None] = [None] * len(prompts)
     given = [prompts[row] for row in rows], [outputs[row] for row in rows]
-    scored = scored_or_abstained(one.name, one.fn, *given, one.trusted) if rows else []
+    scored = scored_or_abstained(inner.name, inner.fn, *given, inner.trusted) if rows else []
     for row, value in zip(rows, scored, strict=True):
         values[row] = value
     return values
@@ -63,10 +63,10 @@ def check_row(prompt: Prompt, **_: object) -> None:
 @functools.cache
 def _reward(reward: str, device: str) -> Scorer:
     """The reward, loaded once; ValueError for one that cannot be."""
-    one = scorer(reward, device)
-    if one.weight != 1 or one.reads_rollout:
+    inner = scorer(reward, device)
+    if inner.weight != 1 or inner.reads_rollout:
         raise ValueError(
             f"by_task: reward: got {reward!r}, expected one without a weight that does not read the rollout; write "
             "by_task(weight=..., ...)"
         )
-    return one
+    return inner

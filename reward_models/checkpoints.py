@@ -93,7 +93,7 @@ def read_whole(
     reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     network, report = kind.from_pretrained(source, **{"use_safetensors": True, **options, **reported})
     absent = [name for name in report["missing_keys"] if not name.startswith(tuple(unused))]
-    absent += [str(one[0]) for one in report["mismatched_keys"]]
+    absent += [str(mismatch[0]) for mismatch in report["mismatched_keys"]]
     if absent:
         raise ValueError(
             f"{reward}: {source}: got a checkpoint without {len(absent)} weights of its {type(network).__name__} "

@@ -46,8 +46,8 @@ def frames(
     ``reduce`` is one of ``REDUCTIONS``; first scores the first frame and no other. A clip is NaN where a frame that is
     scored is. One clip is scored at a time.
     """
-    one = _of_images(reward, reduce, every, device)
-    return [_value(one, prompt, output, reduce, every) for prompt, output in zip(prompts, outputs, strict=True)]
+    inner = _of_images(reward, reduce, every, device)
+    return [_value(inner, prompt, output, reduce, every) for prompt, output in zip(prompts, outputs, strict=True)]
 
 
 def check(reward: str, reduce: str = "mean", every: int = 1) -> None:
@@ -76,9 +76,9 @@ def _of_images(reward: str, reduce: str, every: int, device: str) -> Scorer:
 
 def lifted_reward(by: str, reward: str, device: str) -> Scorer:
     """The reward that another, ``by``, lifts to its outputs; ValueError for a weight in it, which would be lost."""
-    one = scorer(reward, device)
-    if one.weight != 1:
+    inner = scorer(reward, device)
+    if inner.weight != 1:
         raise ValueError(
-            f"{by}: reward: got {reward!r}, expected no weight in it; write {by}(weight={one.weight}, ...)"
+            f"{by}: reward: got {reward!r}, expected no weight in it; write {by}(weight={inner.weight}, ...)"
         )
-    return one
+    return inner

@@ -55,8 +55,8 @@ def target_text(prompt: Prompt, from_quotes: bool = False) -> str:
 
 def quotations(text: str) -> list[str]:
     """What stands in quotation marks; in single ones only where there are no others."""
-    found = re.findall(r"\"([^\"]+)\"|\u201c([^\u201d]+)\u201d|\u00ab([^\u00bb]+)\u00bb|\u300c([^\u300d]+)\u300d", text)
-    parts = ["".join(groups).strip() for groups in found]
+    hits = re.findall(r"\"([^\"]+)\"|\u201c([^\u201d]+)\u201d|\u00ab([^\u00bb]+)\u00bb|\u300c([^\u300d]+)\u300d", text)
+    parts = ["".join(groups).strip() for groups in hits]
     return [part for part in parts if part] or re.findall(r"(?<!\w)['\u2018]([^'\u2019]+)['\u2019](?!\w)", text)
 
 

@@ -25,15 +25,15 @@ CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.261302
 
 def image_outputs(outputs: Sequence[Output], reward: str) -> list[Image | None]:
     """The outputs, which must be images; None for one with pixels that are not finite, whose value is NaN."""
-    found: list[Image | None] = []
+    images: list[Image | None] = []
     for output in outputs:
         if not isinstance(output, Image):
             raise TypeError(
                 f"{reward}: got an output of kind {type(output).__name__}, expected an Image; "
                 f'for clips name frames(reward="{reward}")'
             )
-        found.append(output if bool(output.pixels.isfinite().all()) else None)
-    return found
+        images.append(output if bool(output.pixels.isfinite().all()) else None)
+    return images
 
 
 def to_pil(image: Image) -> Pil.Image:
@@ -52,7 +52,7 @@ def normalize(
     std: Sequence[float] = CLIP_STD,
 ) -> Float[Tensor, "*n 3 height width"]:
     """(pixels - mean) / std by channel."""
-    centre, spread = (torch.tensor(one, device=pixels.device)[:, None, None] for one in (mean, std))
+    centre, spread = (torch.tensor(values, device=pixels.device)[:, None, None] for values in (mean, std))
     return (pixels - centre) / spread
 
 
@@ -86,10 +86,10 @@ def padded_longest(image: Image, size: int, antialias: bool) -> Float[Tensor, "3
     As there, the image has 8 bits a channel first, and values that bicubic interpolation takes out of [0, 1] are
     kept.
     """
-    return _padded(from_pil(to_pil(image))[None], size, antialias)[0]
+    return _resize_and_pad(from_pil(to_pil(image))[None], size, antialias)[0]
 
 
-def _padded(given: Float[Tensor, "N 3 H W"], size: int, antialias: bool) -> Float[Tensor, "N 3 size size"]:
+def _resize_and_pad(given: Float[Tensor, "N 3 H W"], size: int, antialias: bool) -> Float[Tensor, "N 3 size size"]:
     height, width = given.shape[2:]
     factor = size / max(height, width)
     new = [round(side * factor) for side in (height, width)]
@@ -144,7 +144,7 @@ def padding_to(size: int, antialias: bool) -> Preprocessing:
     """``padded_longest``, normalized as for CLIP."""
     return Preprocessing(
         lambda image: normalize(padded_longest(image, size, antialias)),
-        lambda pixels: normalize(_padded(eight_bits(pixels), size, antialias)),
+        lambda pixels: normalize(_resize_and_pad(eight_bits(pixels), size, antialias)),
     )
 
 

@@ -45,12 +45,12 @@ def train_backbone(
         def score(prompt: Prompt, output: Output) -> Tensor:
             return model(state(processor, network, prompt, output, how.device).float())
 
-        compared = [(one, *pair) for one in comparisons for pair in pairs(one)]
+        compared = [(comparison, *pair) for comparison in comparisons for pair in pairs(comparison)]
 
         def backward(chosen: Tensor) -> float:
             total = 0.0
-            for one, i, j, human in (compared[place] for place in chosen.tolist()):
-                prompt, outputs = one.to_prompt(), one.outputs()
+            for comparison, i, j, human in (compared[place] for place in chosen.tolist()):
+                prompt, outputs = comparison.to_prompt(), comparison.outputs()
                 gap = score(prompt, outputs[i]) - score(prompt, outputs[j])
                 value = LOSSES[how.loss](gap, torch.full_like(gap, human))[0] / len(chosen)
                 value.backward()
@@ -60,7 +60,7 @@ def train_backbone(
         weights = [*trained.values(), *model.parameters()]
         descend(weights, len(compared), backward, how)
     with torch.no_grad():
-        scores = torch.cat([score(one.to_prompt(), output) for one in comparisons for output in one.outputs()])
+        scores = torch.cat([score(c.to_prompt(), output) for c in comparisons for output in c.outputs()])
     model.description = replace(model.description, parameters={**parameters, "adapters": ADAPTERS})
     return standardize(model, scores), {name: value.detach().cpu() for name, value in trained.items()}
 

@@ -90,21 +90,21 @@ def examples(model: PreferenceModel, comparisons: Sequence[Comparison], device: 
     parts, first, second, human, count = [], [], [], [], 0
     for start in progress_bar(range(0, len(comparisons), batch), "features"):
         some = comparisons[start : start + batch]
-        prompts = [prompt for one in some for prompt in [one.to_prompt()] * len(one.candidates)]
-        parts.append(model.features(prompts, [output for one in some for output in one.outputs()], device))
-        for one in some:
-            for i, j, sign in pairs(one):
+        prompts = [prompt for c in some for prompt in [c.to_prompt()] * len(c.candidates)]
+        parts.append(model.features(prompts, [output for c in some for output in c.outputs()], device))
+        for comparison in some:
+            for i, j, sign in pairs(comparison):
                 first.append(count + i)
                 second.append(count + j)
                 human.append(sign)
-            count += len(one.ranks)
-    rated = all(one.ratings for one in comparisons)
+            count += len(comparison.ranks)
+    rated = all(comparison.ratings for comparison in comparisons)
     return Examples(
         tuple(torch.cat(column) for column in zip(*parts, strict=True)),
         torch.tensor(first, device=device),
         torch.tensor(second, device=device),
         torch.tensor(human, device=device),
-        torch.tensor([mark for one in comparisons for mark in one.ratings], device=device) if rated else None,
+        torch.tensor([mark for c in comparisons for mark in c.ratings], device=device) if rated else None,
     )
 
 

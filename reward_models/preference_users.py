@@ -49,13 +49,15 @@ def train_groups(
     """
     if how.loss not in LOSSES:
         raise ValueError(f"loss: got {how.loss!r}, expected one of {', '.join(LOSSES)} for groups of users")
-    for one in comparisons:
-        if not one.user:
-            raise ValueError(f"{one.place}: got no user, expected who ranked the outputs, to find groups of users")
-    names = sorted({one.user for one in comparisons})
+    for comparison in comparisons:
+        if not comparison.user:
+            raise ValueError(
+                f"{comparison.place}: got no user, expected who ranked the outputs, to find groups of users"
+            )
+    names = sorted({comparison.user for comparison in comparisons})
     if len(names) < groups:
         raise ValueError(f"--user-groups: got {groups} groups and {len(names)} users, expected no more groups")
-    numbers = [names.index(one.user) for one in comparisons for _ in pairs(one)]
+    numbers = [names.index(comparison.user) for comparison in comparisons for _ in pairs(comparison)]
     user, heads = torch.tensor(numbers, device=how.device), None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(how.seed)

@@ -25,8 +25,8 @@ from reward_models.frames import lifted_reward
 )
 def sound(prompts: Sequence[Prompt], outputs: Sequence[Output], reward: str, device: str = "cpu") -> list[float]:
     """The reward of recordings ``reward``, written as in a recipe, of what is heard in a video."""
-    one = _of_recordings(reward, device)
-    return list(score_column(one.name, one.fn, list(prompts), [_heard(output) for output in outputs], one.trusted))
+    inner = _of_recordings(reward, device)
+    return list(score_column(inner.name, inner.fn, list(prompts), [_heard(o) for o in outputs], inner.trusted))
 
 
 def check(reward: str) -> None:

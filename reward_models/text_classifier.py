@@ -56,7 +56,7 @@ def text_classifier(
     the reward among tokens for the credit ``share_gae``.
     """
     made = [_read(prompt, output, model, form, label, device) for prompt, output in _rows(prompts, outputs)]
-    return [math.nan if one is None else one[0] for one in made]
+    return [math.nan if result is None else result[0] for result in made]
 
 
 def attention_remarks(
@@ -67,7 +67,7 @@ def attention_remarks(
 
     def remarks(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
         made = [_read(prompt, output, model, form, label, device) for prompt, output in _rows(prompts, outputs)]
-        return [{} if one is None else {"shares": one[1]} for one in made]
+        return [{} if result is None else {"shares": result[1]} for result in made]
 
     return remarks
 
@@ -99,8 +99,8 @@ class Classifier:
             side, start, read = 1, 0, self.tokenizer(prompt, answer, **given)
         else:
             whole = prompt + answer if form == "joined" else self._conversation(prompt, answer)
-            own = special_tokens(self.tokenizer, whole) if form == "chat" else {}
-            side, start, read = 0, whole.rfind(answer.strip()), self.tokenizer(whole, **given, **own)
+            added = special_tokens(self.tokenizer, whole) if form == "chat" else {}
+            side, start, read = 0, whole.rfind(answer.strip()), self.tokenizer(whole, **given, **added)
             if start < 0:
                 side = -1
             start -= len(answer) - len(answer.lstrip())
@@ -129,7 +129,7 @@ def _read(
     if limit and read["input_ids"].shape[1] > limit:
         return None
     with torch.no_grad():
-        made = classifier.network(**{name: one.to(device) for name, one in read.items()}, output_attentions=True)
+        made = classifier.network(**{name: tensor.to(device) for name, tensor in read.items()}, output_attentions=True)
     if label >= made.logits.shape[1]:
         raise ValueError(f"rewards: {NAME}: label: got {label}, expected less than {made.logits.shape[1]}, of {model}")
     return float(made.logits[0, label]), shares_of(made.attentions, places, len(output.whole) - len(output.text))
@@ -140,14 +140,14 @@ def shares_of(
 ) -> list[tuple[int, int, float]]:
     """The attention of the last token of a text to its tokens, whose ``places`` in it are known, in the last layer:
     the mean over heads, divided by its sum. ``ahead``: characters before the text's own that are given."""
-    own = [number for number, (first, behind) in enumerate(places) if first < behind and behind > ahead]
-    if not own:
+    inside = [number for number, (first, behind) in enumerate(places) if first < behind and behind > ahead]
+    if not inside:
         return []
-    paid = attentions[-1][0].float().mean(0)[own[-1], own]
+    paid = attentions[-1][0].float().mean(0)[inside[-1], inside]
     shares = (paid / paid.sum()).tolist()
     return [
         (max(0, places[number][0] - ahead), places[number][1] - ahead, share)
-        for number, share in zip(own, shares, strict=True)
+        for number, share in zip(inside, shares, strict=True)
     ]
 
 

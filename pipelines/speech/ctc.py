@@ -90,10 +90,10 @@ class Ctc:
         with autocast(self.dtype, self.device):
             logits = network(**clip).logits[0]
         # A spectrogram can end with a frame that is not of the clip, which some models mask.
-        own: Any = self.network
-        if "attention_mask" not in clip or not hasattr(own, "_get_output_attention_mask"):
+        model: Any = self.network
+        if "attention_mask" not in clip or not hasattr(model, "_get_output_attention_mask"):
             return logits
-        return logits[own._get_output_attention_mask(clip["attention_mask"], target_length=len(logits))[0]]
+        return logits[model._get_output_attention_mask(clip["attention_mask"], target_length=len(logits))[0]]
 
     def decode(self, transcript: Sequence[int]) -> str:
         """The text of labels without blanks; equal ones that follow each other are two letters."""

@@ -59,18 +59,18 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 def shape_of(tensors: Mapping[str, Tensor]) -> F5Shape:
     """The sizes of a network, from its tensors: published checkpoints have no configuration."""
 
-    def numbered(name: str) -> int:
+    def count_blocks(name: str) -> int:
         return len({key.split(".")[len(name.split("."))] for key in tensors if key.startswith(f"{name}.")})
 
     try:
         mels, width = tensors["proj_out.weight"].shape
         entries, text_width = tensors["text_embed.text_embed.weight"].shape
-        text_layers = numbered("text_embed.text_blocks")
+        text_layers = count_blocks("text_embed.text_blocks")
         return F5Shape(
             vocabulary=entries - 1,
             mels=mels,
             width=width,
-            depth=numbered("transformer_blocks"),
+            depth=count_blocks("transformer_blocks"),
             head=2 * len(tensors["rotary_embed.inv_freq"]),
             inner=len(tensors["transformer_blocks.0.ff.ff.0.0.weight"]),
             text_width=text_width,

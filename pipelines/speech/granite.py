@@ -106,8 +106,8 @@ def granite_extractor() -> Any:
             return BatchFeature({"input_features": frames, "audio_embed_sizes": sizes, "input_features_mask": real})
 
         def _get_audios_and_audio_lengths(self, audios: Any) -> Any:
-            tensors = [torch.as_tensor(one, dtype=torch.float32).flatten() for one in audios]
-            return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True), [len(one) for one in tensors]
+            tensors = [torch.as_tensor(audio, dtype=torch.float32).flatten() for audio in audios]
+            return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True), [len(tensor) for tensor in tensors]
 
     return GraniteSpeechFeatureExtractor
 

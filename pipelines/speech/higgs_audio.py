@@ -135,7 +135,7 @@ class HiggsAudio:
                 use_cache=False,
                 logits_to_keep=steps.shape[1],
             )
-        return self._allowed(out.logits, self._only(steps)).flatten(1, 2)
+        return self._mask_codes(out.logits, self._only(steps)).flatten(1, 2)
 
     def next_logits(
         self, network: nn.Module, conditions: Conditions, tokens: Int[Tensor, "N S*C"], cache: dict[str, Any]
@@ -153,7 +153,7 @@ class HiggsAudio:
             past = cache.get("past")
             out = network(**given, attention_mask=real, past_key_values=past, use_cache=True, logits_to_keep=1)
         cache.update(step=step + 1, past=out.past_key_values)
-        return self._allowed(out.logits, self._only(steps)[:, -1:])[:, 0]
+        return self._mask_codes(out.logits, self._only(steps)[:, -1:])[:, 0]
 
     @torch.no_grad()
     def render(self, prompts: Sequence[Prompt], tokens: Int[Tensor, "N S*C"]) -> list[Output]:
@@ -176,8 +176,8 @@ class HiggsAudio:
         codes = self.frames(steps)
         if codes.shape[1]:
             return self.voice.render(prompt, codes)
-        one = self.voice.render(prompt, codes.new_zeros(self.codebooks, 1))
-        return replace(one, samples=torch.zeros_like(one.samples))
+        silence = self.voice.render(prompt, codes.new_zeros(self.codebooks, 1))
+        return replace(silence, samples=torch.zeros_like(silence.samples))
 
     def _steps(self, tokens: Int[Tensor, "N S*C"]) -> Int[Tensor, "N S C"]:
         return tokens.view(len(tokens), -1, self.codebooks)
@@ -194,7 +194,7 @@ class HiggsAudio:
         only = torch.where(number <= book, begin, -1).expand_as(steps)
         return only.masked_fill((since > book) | (over > 0), end)
 
-    def _allowed(self, logits: Float[Tensor, "N L C*V"], only: Int[Tensor, "N L C"]) -> Float[Tensor, "N L C V"]:
+    def _mask_codes(self, logits: Float[Tensor, "N L C*V"], only: Int[Tensor, "N L C"]) -> Float[Tensor, "N L C V"]:
         """Logits by codebook, -inf for all codes but the one of ``only``."""
         parts = logits.float().unflatten(-1, (self.codebooks, -1))
         codes = torch.arange(parts.shape[-1], device=parts.device)

@@ -82,8 +82,8 @@ class QwenAudio(Decoder):
     def encode(self, prompts: Sequence[Prompt]) -> Context:
         """Conversations with a placeholder for every feature of their clips."""
         clips = [[self._windows(prompt, medium) for medium in prompt.media] for prompt in prompts]
-        ids, real = pad_left([self._ids(p, own) for p, own in zip(prompts, clips, strict=True)], self.pad_id)
-        media = [[window for windows in own for window in windows] for own in clips]
+        ids, real = pad_left([self._ids(p, windows) for p, windows in zip(prompts, clips, strict=True)], self.pad_id)
+        media = [[window for windows in parts for window in windows] for parts in clips]
         return Context(ids, real, positions_of(real), media, prefilled=[self.prefilled] * len(media))
 
     def features(self, network: Any, context: Context) -> Features:

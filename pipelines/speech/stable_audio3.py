@@ -130,17 +130,17 @@ class StableAudio3:
         on the host."""
         seconds = [self.seconds_of(prompt) for prompt in prompts]
         state = self.pipeline.duration_embedder(torch.tensor(seconds, device=self.device))
-        sizes = torch.tensor([[self.frames(one), int(one * self.rate)] for one in seconds])
+        sizes = torch.tensor([[self.frames(length), int(length * self.rate)] for length in seconds])
 
-        def conditioned(prompts: Sequence[Prompt]) -> tuple[Tensor, ...]:
+        def condition(prompts: Sequence[Prompt]) -> tuple[Tensor, ...]:
             return (
                 *self.pipeline.prepare_cross_attention(*stack_rows(self.encodings.rows(prompts)), state),
                 state,
                 sizes,
             )
 
-        negative = () if self.guidance == 1 else conditioned([Prompt("")] * len(prompts))
-        return Conditioning(conditioned(prompts), negative)
+        negative = () if self.guidance == 1 else condition([Prompt("")] * len(prompts))
+        return Conditioning(condition(prompts), negative)
 
     def _encode(self, prompt: Prompt) -> Encoding:
         self.check(prompt)

@@ -60,7 +60,7 @@ class Codec:
         self.network = network.requires_grad_(False)
         self.device = torch.device(device)
         # NeuCodec reads one rate and writes another; Higgs Audio's has its own name of it.
-        rates = (getattr(config, one, None) for one in ("output_sampling_rate", "sampling_rate", "sample_rate"))
+        rates = (getattr(config, name, None) for name in ("output_sampling_rate", "sampling_rate", "sample_rate"))
         self.rate = int(next(filter(None, rates)))
 
     def size(self) -> int:

@@ -59,7 +59,7 @@ def read_voices(path: str, media_root: str = "") -> list[Prompt]:
     if not rows:
         raise ValueError(f"{path}: has no rows; expected {FORMATS[file.suffix == META]}")
     root = Path(media_root or file.parent)
-    return whole(_listed(rows, root) if file.suffix == META else _next_to_each_other(rows, root))
+    return whole(_attempts(rows, root) if file.suffix == META else _next_to_each_other(rows, root))
 
 
 FORMATS = {True: "id|reference_text|clip|text", False: "id|text|text as it is spoken"}
@@ -84,7 +84,7 @@ def _columns(file: Path) -> Iterator[Row]:
         yield place, columns
 
 
-def _listed(rows: list[Row], root: Path) -> Iterator[Attempt]:
+def _attempts(rows: list[Row], root: Path) -> Iterator[Attempt]:
     def prompt(place: str, columns: list[str]) -> Prompt:
         number, said, clip, text, *recording = columns
         row = {"id": number, "text": text, "audio": clip, "reference_text": said}

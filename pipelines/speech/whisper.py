@@ -260,8 +260,8 @@ def prefix_ids(tokenizer: Any, multilingual: bool, language: str, task: str) -> 
     than English transcripts.
     """
     if not multilingual and (language, task) != ("en", "transcribe"):
-        asked = f"language {language}" if language != "en" else f"task {task}"
-        raise ValueError(f"got {asked}, expected en and transcribe, since this Whisper is English-only")
+        setting = f"language {language}" if language != "en" else f"task {task}"
+        raise ValueError(f"got {setting}, expected en and transcribe, since this Whisper is English-only")
     middle = [f"<|{language}|>", f"<|{task}|>"] if multilingual else []
     ids = []
     for token in ["<|startoftranscript|>", *middle, "<|notimestamps|>"]:
@@ -312,10 +312,10 @@ def load(options: WhisperOptions, training: Training = PLAIN, *, freeze_embeddin
         prefix = prefix_ids(tokenizer, multilingual, language, options.task)
     except ValueError as error:
         raise ValueError(f"model.language, model.task: {error}") from error
-    if multilingual and (own := declared_language(tokenizer, generation, network.config)) not in ("", language):
+    if multilingual and (named := declared_language(tokenizer, generation, network.config)) not in ("", language):
         print(
-            f"{source}: warning: its generation config names the language {own}, and rows without a language are read "
-            f"as {language}; set model.language to {own} if that is what they speak",
+            f"{source}: warning: its generation config names the language {named}, and rows without a language are "
+            f"read as {language}; set model.language to {named} if that is what they speak",
             flush=True,
         )
     frozen = [network.model.encoder] if options.freeze_encoder else []

@@ -50,8 +50,8 @@ def _value(node: ast.AST) -> Any:
         values = [_value(node.operand)] if isinstance(node, ast.UnaryOp) else [_value(node.left), _value(node.right)]
         if isinstance(node.op, ast.Pow) and abs(values[1]) > MOST_POWER:
             raise ValueError(f"got the power {values[1]}, expected at most {MOST_POWER}")
-        found = OPERATORS[type(node.op)](*values)
-        if isinstance(found, complex) or abs(found) > MOST:
+        value = OPERATORS[type(node.op)](*values)
+        if isinstance(value, complex) or abs(value) > MOST:
             raise ValueError("the value is too large, or no real number")
-        return found
+        return value
     raise ValueError("expected numbers with + - * / // % ** and parentheses")

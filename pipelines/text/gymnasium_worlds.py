@@ -74,7 +74,7 @@ def world(
     An action outside of the space is the policy's fault and an error that it reads. An environment that raises, or
     returns something else than five values with a finite reward, has failed (``WorldFailed``).
     """
-    read, hint, words = (_named(actions), str, ", ".join(actions)) if actions else _space(make().action_space)
+    read, hint, words = (_action_reader(actions), str, ", ".join(actions)) if actions else _space(make().action_space)
 
     class World:
         """An episode of the environment."""
@@ -85,7 +85,7 @@ def world(
             with _Failing("reset"):
                 observation, _ = self.environment.reset(seed=int(seed), options=options)
             self.observed = _plain(observation)
-            return None if images else f"\n{self._seen()}"
+            return None if images else f"\n{self._shown_state()}"
 
         def act(self, action: Any) -> Any:
             if self.ended:
@@ -97,7 +97,7 @@ def world(
                     raise ValueError(f"got the reward {reward}")
             self.observed, self.earned, self.total = _plain(observation), self.earned + reward, self.total + reward
             self.ended = "terminated" if terminated else "truncated" if truncated else ""
-            seen, end = self._seen(), f"The episode is {self.ended}." if self.ended else ""
+            seen, end = self._shown_state(), f"The episode is {self.ended}." if self.ended else ""
             return [end, seen] if images else f"{seen}\n{end}".strip()
 
         def turn_reward(self) -> float:
@@ -113,7 +113,7 @@ def world(
             """The observation, by which turns are compared."""
             return self.observed
 
-        def _seen(self) -> Any:
+        def _shown_state(self) -> Any:
             if not rendered:
                 return self.observed if isinstance(self.observed, str) else json.dumps(self.observed)
             with _Failing("render"):
@@ -130,7 +130,7 @@ def world(
 
 def _look(self: Any) -> Pil.Image:
     """Look, without acting."""
-    return self._seen()
+    return self._shown_state()
 
 
 @cache
@@ -156,7 +156,7 @@ class _Failing:
             raise WorldFailed(f"{self.method} of the environment: {type(error).__name__}: {error}") from error
 
 
-def _named(actions: Sequence[str]) -> Callable[[Any], int]:
+def _action_reader(actions: Sequence[str]) -> Callable[[Any], int]:
     def read(action: Any) -> int:
         if action not in actions:
             raise ValueError(f"got action '{action}', expected one of {', '.join(actions)}")
@@ -204,7 +204,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(part) for part in value]
     return round(value, 4) if isinstance(value, float) else value

@@ -25,7 +25,7 @@ class Rooms:
         places = [(row, column) for row in range(self.side) for column in range(self.side)]
         self.place, self.key, self.door = random.Random(seed).sample(places, 3)
         self.has_key = self.open = False
-        return f"\n{self._seen()}"
+        return f"\n{self._describe()}"
 
     def go(self, way: str) -> str:
         """Go to the next room.
@@ -37,7 +37,7 @@ class Rooms:
         if way not in ways:
             raise ValueError(f"got way '{way}', expected one of {', '.join(ways)}")
         self.place = ways[way]
-        return self._seen()
+        return self._describe()
 
     def take(self) -> str:
         """Take the key that lies in this room."""
@@ -66,10 +66,10 @@ class Rooms:
     def _ways(self) -> dict[str, tuple[int, int]]:
         """The ways out of this room, and where they lead."""
         row, column = self.place
-        found = {way: (row + down, column + right) for way, (down, right) in WAYS.items()}
-        return {way: place for way, place in found.items() if all(0 <= one < self.side for one in place)}
+        places = {way: (row + down, column + right) for way, (down, right) in WAYS.items()}
+        return {way: place for way, place in places.items() if all(0 <= number < self.side for number in place)}
 
-    def _seen(self) -> str:
+    def _describe(self) -> str:
         row, column = self.place
         words = [f"You are in row {row + 1}, column {column + 1}."]
         words += ["The key lies here."] if self.place == self.key and not self.has_key else []

@@ -48,8 +48,8 @@ class Router:
         """
         if model not in MODELS:
             raise ValueError(f"got model '{model}', expected one of {', '.join(MODELS)}")
-        found = MODELS[model].facts.get(about)
-        answer = f"{found}." if found else "I do not know."
+        fact = MODELS[model].facts.get(about)
+        answer = f"{fact}." if fact else "I do not know."
         self.paid += MODELS[model].price * len(answer.split())
         return answer
 

@@ -37,14 +37,14 @@ def answer_together(prompt: Prompt, seed: int, member: int) -> Calls:
 def contribute(prompt: Prompt, seed: int, member: int) -> Calls:
     """Three agents, each of which reads those before it, name what the row's answer, a list, has; what an agent adds is
     its contribution, and each of them is paid by ``public_goods`` (MAC-SPGG, arXiv:2508.02076)."""
-    wanted = [str(one) for one in (prompt.answer if isinstance(prompt.answer, list | tuple) else [prompt.answer])]
+    wanted = [str(word) for word in (prompt.answer if isinstance(prompt.answer, list | tuple) else [prompt.answer])]
     said, qualities = list[str](), list[float]()
     for number in range(3):
         before = "".join(f"\nAgent {place + 1}: {text}" for place, text in enumerate(said))
-        asked = f"{prompt.text}{before}\nYou are agent {number + 1} of 3. Add to it."
-        said.append((yield Ask(asked, f"agent {number + 1}")))
+        question = f"{prompt.text}{before}\nYou are agent {number + 1} of 3. Add to it."
+        said.append((yield Ask(question, f"agent {number + 1}")))
         words = set(re.findall(r"\w+", said[-1]))
-        qualities.append(sum(one in words for one in wanted) / max(1, len(wanted)))
+        qualities.append(sum(word in words for word in wanted) / max(1, len(wanted)))
     return Given("\n".join(said), sum(qualities), public_goods(qualities))
 
 

@@ -53,7 +53,7 @@ class Arm:
         if way not in (*WAYS, "stay"):
             raise ValueError(f"got way '{way}', expected one of {', '.join(WAYS)}, stay")
         down, right = WAYS.get(way, (0, 0))
-        row, column = (min(CELLS - 1, max(0, one)) for one in (self.hand[0] + down, self.hand[1] + right))
+        row, column = (min(CELLS - 1, max(0, number)) for number in (self.hand[0] + down, self.hand[1] + right))
         self.hand = (row, column)
         if self.holds:
             self.thing = self.hand

@@ -88,7 +88,7 @@ def of_model(path: str, **limits: Any) -> tuple[Sizes, Callable[[Prompt], int]]:
     if kind not in QWEN_VL:
         return Sizes(**limits), lambda prompt: len(prompt_ids(tokenizer, chat, prompt))
     processor: Any = read_part(AutoImageProcessor, source, trust_remote_code=False)
-    own = {
+    settings = {
         "patch": processor.patch_size,
         "merge": processor.merge_size,
         "temporal": processor.temporal_patch_size,
@@ -102,4 +102,4 @@ def of_model(path: str, **limits: Any) -> tuple[Sizes, Callable[[Prompt], int]]:
         ids = conversation_ids(chat, prompt, MARKS, lambda media: [{"type": media.kind}])
         return len(ids) - len(prompt.media)
 
-    return Sizes(**{**own, **limits}), words
+    return Sizes(**{**settings, **limits}), words

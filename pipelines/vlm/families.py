@@ -130,8 +130,8 @@ def check_walk(config: Config) -> None:
     from mmgrpo.policies.walks import parts_of
 
     sampling = config.sampling
-    asked = {name: getattr(sampling, name) for name in ("tree", "variants", "contrast", "states")}
-    for part in parts_of(asked):
+    walks = {name: getattr(sampling, name) for name in ("tree", "variants", "contrast", "states")}
+    for part in parts_of(walks):
         part.check_sizes(config.data.group_size, sampling.max_tokens)
 
 
@@ -189,7 +189,7 @@ def with_comparisons(config: Config, prompts: Sequence[Prompt]) -> Sequence[Prom
 
     change = bind(config.data.comparison, COMPARISONS, "data.comparison")({})
     if not isinstance(prompts, StoredPrompts):
-        return [change(one) for one in prompts]
+        return [change(prompt) for prompt in prompts]
     for prompt in prompts:  # a row that cannot be compared is refused before the run
         change(prompt)
     return prompts.map(change)
@@ -203,7 +203,7 @@ def with_wording(config: Config, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
     from mmgrpo.data.streaming import StoredPrompts
 
     change = partial(apply_wording, system=config.data.system, template=config.data.template)
-    return prompts.map(change) if isinstance(prompts, StoredPrompts) else [change(one) for one in prompts]
+    return prompts.map(change) if isinstance(prompts, StoredPrompts) else [change(prompt) for prompt in prompts]
 
 
 def read(config: Config, path: str) -> tuple[Sequence[Prompt], list[Skipped]]:

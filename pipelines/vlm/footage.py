@@ -28,7 +28,7 @@ class Footage:
     """The clip of a prompt, and how often its frames were shown. Times are those of its file."""
 
     def reset(self, prompt: Prompt) -> None:
-        self.clip = next((one for one in prompt.media if one.kind == "video"), None)
+        self.clip = next((medium for medium in prompt.media if medium.kind == "video"), None)
         if self.clip is None:
             raise ValueError("got a prompt without a video, expected one with a video")
         self.requests = 0

@@ -138,12 +138,12 @@ class ImageText(OwnForward):
     def joins(self) -> Joins:
         """How images behind a prompt are read; ValueError for a model that cannot be shown any."""
         try:
-            found = Joins.of(self.processor, self.chat, self.accepted)
+            joins = Joins.of(self.processor, self.chat, self.accepted)
         except ValueError as error:
             network: Any = self.network
             raise ValueError(refusal(network.config.model_type, error)) from error
-        self.types = found.types
-        return found
+        self.types = joins.types
+        return joins
 
     def read_shown(self, media: Sequence[Media], prompt: Prompt) -> list[LaterImage]:
         """Images as the processor reads each of them alone."""
@@ -160,11 +160,11 @@ class ImageText(OwnForward):
 
     def spell_shown(self, text: str, read: Sequence[LaterImage]) -> list[int]:
         """Ids of a text, with each mark of an image as the processor writes it."""
-        ids = process(self.processor, text, [one.image for one in read], begins=False)["input_ids"][0]
-        wanted = {mark: sum(one.marks[mark] for one in read) for mark in sorted(self.joins.marks)}
-        if (found := counts(ids, self.joins.marks)) != wanted:
+        ids = process(self.processor, text, [later.image for later in read], begins=False)["input_ids"][0]
+        wanted = {mark: sum(later.marks[mark] for later in read) for mark in sorted(self.joins.marks)}
+        if (present := counts(ids, self.joins.marks)) != wanted:
             raise ValueError(
-                f"the answer of a tool: got {sum(found.values())} tokens of images from the model's chat template, "
+                f"the answer of a tool: got {sum(present.values())} tokens of images from the model's chat template, "
                 f"expected {sum(wanted.values())}; use the template of the checkpoint"
             )
         return ids.tolist()
@@ -176,7 +176,7 @@ class ImageText(OwnForward):
     def joined(self, media: Mapping[str, Tensor], read: Sequence[LaterImage]) -> dict[str, Tensor]:
         """The tensors of a prompt with those of images behind it; ``token_types`` knows the types of their tokens."""
         types = {name: torch.zeros(1, 0, dtype=torch.long) for name in self.joins.types}
-        return {**types, **media, **self.joins.join([media, *(one.tensors for one in read)])}
+        return {**types, **media, **self.joins.join([media, *(later.tensors for later in read)])}
 
     def place(self, ids: Sequence[int], media: Mapping[str, Tensor]) -> Int[Tensor, "axes length"]:
         """Positions of a row with these images, by the model's own rule."""
@@ -253,8 +253,8 @@ class ImageText(OwnForward):
         seen = given["image_grid_thw"].tolist() if stills else []
         marks = [processor.image_token_id]
         ids = repeat_marks(token_ids(self.tokenizer, text), [math.prod(grid) // tokens for grid in seen], marks)
-        kinds = [1 if one == processor.image_token_id else 2 if one == processor.video_token_id else 0 for one in ids]
-        found = iter((height * how.patch, width * how.patch) for _, height, width in seen)
+        kinds = [1 if t == processor.image_token_id else 2 if t == processor.video_token_id else 0 for t in ids]
+        frame_sizes = iter((height * how.patch, width * how.patch) for _, height, width in seen)
         tensors = {
             "input_ids": torch.tensor([ids]),
             "mm_token_type_ids": torch.tensor([kinds]),
@@ -262,7 +262,7 @@ class ImageText(OwnForward):
             "video_grid_thw": torch.tensor(grids),
             **{name: value for name, value in given.items() if isinstance(value, Tensor)},
         }
-        return tensors, tuple(size if size[0] else next(found) for size in sizes)
+        return tensors, tuple(size if size[0] else next(frame_sizes) for size in sizes)
 
     def _images(self, medium: Media, prompt: Prompt) -> list[Pil.Image]:
         """An image, or the frames of a clip as images, at most ``max_pixels`` large."""
@@ -347,9 +347,9 @@ def refusal(kind: str, reason: ValueError) -> str:
 
 def stamped_clips(source: str, config: Any) -> StampedClips:
     """How a checkpoint of Qwen3-VL reads clips, by its own files."""
-    own = read_json(source, "video_preprocessor_config.json")
-    own = own or (read_json(source, "processor_config.json") or {}).get("video_processor") or {}
-    size, vision = own.get("size") or {}, config.vision_config
+    settings = read_json(source, "video_preprocessor_config.json")
+    settings = settings or (read_json(source, "processor_config.json") or {}).get("video_processor") or {}
+    size, vision = settings.get("size") or {}, config.vision_config
     low, high = (
         int(size.get(f"{side}_edge", default)) for side, default in (("shortest", 4096), ("longest", 25165824))
     )

@@ -61,13 +61,16 @@ class Joins:
         end, turns = tokenizer.convert_ids_to_tokens(ends), ([WORD, IMAGE], [WORD, IMAGE, IMAGE])
         images = [Pil.linear_gradient("L").resize(size).convert("RGB") for size in SIZES]
         try:
-            asked = chat.text([{"role": "user", "content": [IMAGE, WORD]}])
+            question = chat.text([{"role": "user", "content": [IMAGE, WORD]}])
             said = [("user", [IMAGE, WORD]), ("assistant", [WORD]), ("tool", turns[0])]
             whole_text = chat.text([{"role": role, "content": content} for role, content in said])
-            parts = [(asked, images[:1]), *zip((end + chat.reply([turn]) for turn in turns), (images[1:2], images[2:]))]
+            parts = [
+                (question, images[:1]),
+                *zip((end + chat.reply([turn]) for turn in turns), (images[1:2], images[2:])),
+            ]
             whole = process(processor, "".join(text for text, _ in parts), images)
             pieces = [process(processor, text, some, begins=not place) for place, (text, some) in enumerate(parts)]
-            single = [process(processor, asked, [image]) for image in images]
+            single = [process(processor, question, [image]) for image in images]
             text = chat.text([{"role": "user", "content": [WORD]}]) + 2 * (end + chat.reply([[WORD]]))
             plain = process(processor, text, ())["input_ids"]
         except Exception as error:  # whatever a template or processor raises that takes no such conversation
@@ -76,7 +79,7 @@ class Joins:
             ) from error
         if not whole_text.endswith(chat.reply([turns[0]])):
             raise ValueError("its chat template writes an image otherwise behind others, it may number them")
-        ids, alone = whole["input_ids"][0], torch.cat([one["input_ids"][0] for one in single])
+        ids, alone = whole["input_ids"][0], torch.cat([inputs["input_ids"][0] for inputs in single])
         marks = ({*alone.tolist()} - {*plain[0].tolist()}) & tokenizer.added_tokens_decoder.keys()
         if not marks or counts(ids, marks) != counts(alone, marks):
             raise ValueError(
@@ -93,8 +96,8 @@ class Joins:
                 if not torch.equal(token_types(pieces[0][name], ids, types[name]), wanted):
                     raise ValueError(f"its processor gives one token several types ({name})")
                 continue
-            some = [one[name] for one in single if name in one]
-            same = [axis for axis in range(min(2, wanted.dim())) if torch.equal(_joined(some, axis), wanted)]
+            some = [inputs[name] for inputs in single if name in inputs]
+            same = [axis for axis in range(min(2, wanted.dim())) if torch.equal(_cat_padded(some, axis), wanted)]
             if not same:
                 raise ValueError(f"its processor reads an image otherwise where there are others ({name})")
             axes[name] = same[0]
@@ -102,8 +105,8 @@ class Joins:
 
     def join(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Tensors of several images, in their order, as those of all of them."""
-        found = {name: [part[name] for part in parts if name in part] for name in self.axes}
-        return {name: _joined(tensors, self.axes[name]) for name, tensors in found.items() if tensors}
+        columns = {name: [part[name] for part in parts if name in part] for name in self.axes}
+        return {name: _cat_padded(tensors, self.axes[name]) for name, tensors in columns.items() if tensors}
 
 
 def process(processor: Any, text: str, images: Sequence[Pil.Image], *, begins: bool = True) -> dict[str, Tensor]:
@@ -115,15 +118,15 @@ def process(processor: Any, text: str, images: Sequence[Pil.Image], *, begins: b
 
 def counts(ids: Tensor, marks: Collection[int]) -> dict[int, int]:
     """How often each of some tokens stands in a row."""
-    found = Counter(ids.flatten().tolist())
-    return {mark: found[mark] for mark in sorted(marks)}
+    numbers = Counter(ids.flatten().tolist())
+    return {mark: numbers[mark] for mark in sorted(marks)}
 
 
-def _joined(tensors: Sequence[Shaped[Tensor, "..."]], axis: int) -> Shaped[Tensor, "..."]:
+def _cat_padded(tensors: Sequence[Shaped[Tensor, "..."]], axis: int) -> Shaped[Tensor, "..."]:
     """Tensors behind each other, padded with zeros on the other axes to the largest of them."""
-    most = [max(sizes) for sizes in zip(*(one.shape for one in tensors), strict=True)]
+    most = [max(sizes) for sizes in zip(*(tensor.shape for tensor in tensors), strict=True)]
     padded = []
-    for one in tensors:
-        missing = [0 if place == axis else most[place] - size for place, size in enumerate(one.shape)]
-        padded.append(nn.functional.pad(one, [side for size in reversed(missing) for side in (0, size)]))
+    for tensor in tensors:
+        missing = [0 if place == axis else most[place] - size for place, size in enumerate(tensor.shape)]
+        padded.append(nn.functional.pad(tensor, [side for size in reversed(missing) for side in (0, size)]))
     return torch.cat(padded, axis)

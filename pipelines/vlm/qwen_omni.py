@@ -92,18 +92,18 @@ class QwenOmni(OwnForward):
                 patches = read_patches(medium, prompt, self.limits, self.images, "Qwen2.5-Omni, which also hears")
                 seen.append((medium.kind, patches))
         text = conversation_text(self.chat, prompt, self.marks, lambda medium: [{"type": medium.kind}])
-        found = self.processor(
+        features = self.processor(
             text=[self._without_seen(text, prompt)],
             audio=sounds or None,
             sampling_rate=rate,
             return_tensors="pt",
             **special_tokens(self.tokenizer, text),
         )
-        ids = torch.tensor([self._with_seen(found["input_ids"][0].tolist(), seen)])
+        ids = torch.tensor([self._with_seen(features["input_ids"][0].tolist(), seen)])
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **patch_tensors(seen)}
         if sounds:
-            mask = found["feature_attention_mask"]
-            inputs |= {"input_features": found["input_features"], "feature_attention_mask": mask}
+            mask = features["feature_attention_mask"]
+            inputs |= {"input_features": features["input_features"], "feature_attention_mask": mask}
             inputs["audio_seqlens"] = mask.sum(1)  # of which the positions of a sound are counted
         return inputs, tuple(patches.size for _, patches in seen)
 
@@ -140,9 +140,9 @@ def patch_tensors(seen: Sequence[tuple[str, Patches]]) -> dict[str, Tensor]:
     """Images and clips as the network takes them, and the seconds between two grids of each clip."""
     tensors: dict[str, Tensor] = {}
     for kind, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):
-        if own := [patches for which, patches in seen if which == kind]:
-            tensors[pixels] = torch.cat([one.patches for one in own])
-            tensors[f"{kind}_grid_thw"] = torch.tensor([one.grid for one in own])
+        if media := [patches for which, patches in seen if which == kind]:
+            tensors[pixels] = torch.cat([medium.patches for medium in media])
+            tensors[f"{kind}_grid_thw"] = torch.tensor([medium.grid for medium in media])
     if clips := [patches.seconds for kind, patches in seen if kind == "video"]:
         # The forward pass and the function of positions know them by two names.
         tensors["video_second_per_grid"] = tensors["second_per_grids"] = torch.tensor(clips)

@@ -97,11 +97,11 @@ class QwenVl(Decoder):
         rows = [self._ids(prompt, inputs) for prompt, inputs in zip(prompts, media, strict=True)]
         check_prompt_lengths(prompts, rows, self.limits.max_prompt_tokens, "max_pixels, fps, max_frames")
         ids, real = pad_left(rows, self.pad_id)
-        own = [self.place(row, inputs) for row, inputs in zip(rows, media, strict=True)]
+        places = [self.place(row, inputs) for row, inputs in zip(rows, media, strict=True)]
         positions = torch.ones(len(rows), 3, ids.shape[1], dtype=torch.long)  # on padding nothing is read
-        for row, one in enumerate(own):
-            positions[row, :, ids.shape[1] - one.shape[1] :] = one
-        sizes = [tuple(one.size for one in inputs) for inputs in media]
+        for row, place in enumerate(places):
+            positions[row, :, ids.shape[1] - place.shape[1] :] = place
+        sizes = [tuple(medium.size for medium in inputs) for inputs in media]
         return Context(ids, real, positions, media, sizes, [self.prefilled] * len(rows))
 
     def prompt_length(self, prompt: Prompt) -> int:
@@ -128,38 +128,38 @@ class QwenVl(Decoder):
         """Positions of a row with these media (``grid_positions``)."""
         network: Any = self.network
         speed, merge = network.config.vision_config.tokens_per_second, self.processor.merge_size
-        grids = [(one.grid[0], one.grid[1] // merge, one.grid[2] // merge) for one in media]
-        return grid_positions(ids, self.media_tokens, grids, [one.seconds * speed for one in media])
+        grids = [(medium.grid[0], medium.grid[1] // merge, medium.grid[2] // merge) for medium in media]
+        return grid_positions(ids, self.media_tokens, grids, [medium.seconds * speed for medium in media])
 
     def features(self, network: Any, context: Context) -> Features:
         """Output of the vision tower for each prompt's media, in order."""
-        inputs = [one for media in context.media for one in media]
+        inputs = [medium for media in context.media for medium in media]
         if not inputs:
             return ()
         if self.checkpointing:
             checkpoint_layers(network, torch.is_grad_enabled())
-        pixels = put(torch.cat([one.patches for one in inputs]), self.device)
-        grids = put(torch.tensor([one.grid for one in inputs]), self.device)
+        pixels = put(torch.cat([medium.patches for medium in inputs]), self.device)
+        grids = put(torch.tensor([medium.grid for medium in inputs]), self.device)
         with autocast(self.dtype, self.device):
             merged = network.model.visual(pixels.to(network.model.visual.dtype), grid_thw=grids).pooler_output
-        return list(merged.split([sum(self._token_count(one) for one in media) for media in context.media]))
+        return list(merged.split([sum(self._token_count(medium) for medium in media) for media in context.media]))
 
     def engine_media(self, context: Context, features: Features, row: int) -> dict[str, Any]:
         """vLLM's form of a prompt's features: images and videos apart, with their grids."""
         network: Any = self.network
         ids, inputs = context.ids[row][context.real[row]].tolist(), context.media[row]
-        parts = features[row].detach().split([self._token_count(one) for one in inputs])
+        parts = features[row].detach().split([self._token_count(medium) for medium in inputs])
         marks = {network.config.image_token_id: "image", network.config.video_token_id: "video"}
         kinds = [marks[token] for place, token in enumerate(ids) if token in marks and ids[place - 1] != token]
-        found: dict[str, Any] = {}
+        embeds: dict[str, Any] = {}
         for kind in sorted(set(kinds)):
-            chosen = [place for place, one in enumerate(kinds) if one == kind]
+            chosen = [place for place, name in enumerate(kinds) if name == kind]
             grids = torch.tensor([inputs[place].grid for place in chosen])
-            found[kind] = {f"{kind}_embeds": torch.cat([parts[place] for place in chosen]), f"{kind}_grid_thw": grids}
+            embeds[kind] = {f"{kind}_embeds": torch.cat([parts[place] for place in chosen]), f"{kind}_grid_thw": grids}
             if kind == "video":
                 seconds = torch.tensor([inputs[place].seconds for place in chosen])
-                found[kind] |= {"second_per_grid_ts": seconds, "timestamps": []}
-        return found
+                embeds[kind] |= {"second_per_grid_ts": seconds, "timestamps": []}
+        return embeds
 
     def body(self, network: Any) -> Any:
         """The language model."""
@@ -182,7 +182,7 @@ class QwenVl(Decoder):
                 f"{where}: got {marks} placeholders from the model's chat template, expected {len(media)}, one per "
                 "medium; use the template of the checkpoint"
             )
-        return repeat_marks(ids, [self._token_count(one) for one in media], sorted(self.media_tokens))
+        return repeat_marks(ids, [self._token_count(medium) for medium in media], sorted(self.media_tokens))
 
     def _token_count(self, patches: Patches) -> int:
         return math.prod(patches.grid) // self.processor.merge_size**2

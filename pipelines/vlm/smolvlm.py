@@ -112,7 +112,7 @@ class SmolVlm(Decoder):
         rows = [self._ids(prompt, inputs) for prompt, inputs in zip(prompts, media, strict=True)]
         check_prompt_lengths(prompts, rows, self.limits.max_prompt_tokens, "max_pixels, fps, max_frames")
         ids, real = pad_left(rows, self.pad_id)
-        sizes = [tuple(one.size for one in inputs) for inputs in media]
+        sizes = [tuple(medium.size for medium in inputs) for inputs in media]
         return Context(ids, real, positions_of(real), media, sizes, [self.prefilled] * len(rows))
 
     def prompt_length(self, prompt: Prompt) -> int:
@@ -125,7 +125,7 @@ class SmolVlm(Decoder):
 
     def spell_shown(self, text: str, read: Sequence[Tiles]) -> list[int]:
         """Ids of a text, with each mark of an image expanded."""
-        return self._expanded(self.spell(text)[:-1], read, "the answer of a tool")
+        return self._expand(self.spell(text)[:-1], read, "the answer of a tool")
 
     def lean(self, read: Tiles) -> Tiles:
         """An image without its tiles."""
@@ -141,7 +141,7 @@ class SmolVlm(Decoder):
 
     def features(self, network: Any, context: Context) -> Features:
         """Output of the vision tower and its connector for each prompt's tiles, in order."""
-        inputs = [one.tiles for media in context.media for one in media]
+        inputs = [medium.tiles for media in context.media for medium in media]
         if not inputs:
             return ()
         if self.checkpointing:
@@ -149,7 +149,7 @@ class SmolVlm(Decoder):
         tiles = torch.cat(inputs).to(self.device, network.model.vision_model.dtype)
         with autocast(self.dtype, self.device):
             features = network.model.connector(network.model.vision_model(pixel_values=tiles).last_hidden_state)
-        counts = [sum(len(one.tiles) for one in media) for media in context.media]
+        counts = [sum(len(medium.tiles) for medium in media) for media in context.media]
         return [part.flatten(0, 1) for part in features.split(counts)]
 
     def body(self, network: Any) -> Any:
@@ -173,18 +173,18 @@ class SmolVlm(Decoder):
         remaining = iter(media)
 
         def content(_: Media) -> list[dict[str, str]]:
-            return clip_parts(one.times, one.duration) if (one := next(remaining)).times else [{"type": "image"}]
+            return clip_parts(tiles.times, tiles.duration) if (tiles := next(remaining)).times else [{"type": "image"}]
 
-        return self._expanded(conversation_ids(self.chat, prompt, self.marks, content), media, f"prompt '{prompt.id}'")
+        return self._expand(conversation_ids(self.chat, prompt, self.marks, content), media, f"prompt '{prompt.id}'")
 
-    def _expanded(self, ids: Sequence[int], media: Sequence[Tiles], where: str) -> list[int]:
-        images = [image for one in media for image in self._image_ids(one)]
+    def _expand(self, ids: Sequence[int], media: Sequence[Tiles], where: str) -> list[int]:
+        images = [image for medium in media for image in self._image_ids(medium)]
         if (marks := list(ids).count(self.image_id)) != len(images):
             raise ValueError(
                 f"{where}: got {marks} placeholders from the model's chat template, expected {len(images)}, one per "
                 "image and frame; use the template of the checkpoint"
             )
-        return [part for one in ids for part in (images.pop(0) if one == self.image_id else [one])]
+        return [part for token in ids for part in (images.pop(0) if token == self.image_id else [token])]
 
     def _image_ids(self, media: Tiles) -> list[list[int]]:
         """The ids of an image, or of each frame of a clip."""

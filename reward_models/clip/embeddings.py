@@ -29,7 +29,7 @@ def embed(
     images = {row: image for row, image in enumerate(image_outputs(outputs, "embed")) if image is not None}
     if not images:
         raise ValueError(f"embed: got {len(outputs)} images, none of which is finite, expected at least one")
-    found = towers.embeddings(list(images.values()))
-    result = torch.full((len(outputs), found.shape[1]), float("nan"))
-    result[list(images)] = functional.normalize(found) if normalised else found
+    vectors = towers.embeddings(list(images.values()))
+    result = torch.full((len(outputs), vectors.shape[1]), float("nan"))
+    result[list(images)] = functional.normalize(vectors) if normalised else vectors
     return result

@@ -45,13 +45,13 @@ def load_towers(
     size = int(model.config.vision_config.image_size)
 
     def encode_images(pixels: Tensor) -> Tensor:
-        return _projected(model.get_image_features(pixel_values=pixels.to(device, DTYPES[dtype])))
+        return _projection(model.get_image_features(pixel_values=pixels.to(device, DTYPES[dtype])))
 
     def tokenize(texts: list[str]) -> Tensor:
         return tokenizer_of(tokenizer or weights, context, reward)(texts).to(device)
 
     def encode_texts(texts: list[str]) -> Tensor:
-        return _projected(model.get_text_features(input_ids=tokenize(texts)))
+        return _projection(model.get_text_features(input_ids=tokenize(texts)))
 
     return Towers(
         encode_images,
@@ -64,7 +64,7 @@ def load_towers(
     )
 
 
-def _projected(output: Any) -> Tensor:
+def _projection(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output.pooler_output
 
 
@@ -154,7 +154,7 @@ def packaged_towers(name: str, reward: str, dtype: torch.dtype, device: str) -> 
     tokenizer = open_clip.get_tokenizer(architecture)
     size = model.visual.image_size
 
-    def transformed(image: Image) -> Tensor:
+    def apply(image: Image) -> Tensor:
         pixels: Any = transform(to_pil(image))
         return pixels
 
@@ -167,7 +167,7 @@ def packaged_towers(name: str, reward: str, dtype: torch.dtype, device: str) -> 
     return Towers(
         lambda pixels: model.encode_image(pixels.to(device, dtype)),
         lambda texts: model.encode_text(tokenizer(texts).to(device)),
-        Preprocessing(transformed, differentiable),
+        Preprocessing(apply, differentiable),
         int(size[0] if isinstance(size, tuple | list) else size),
         float(model.logit_scale.float().exp()),
     )

@@ -162,9 +162,9 @@ class CrossModel(nn.Module):
         )
 
     def forward(self, patches: Tensor, words: Tensor, relevant: Tensor) -> Tensor:
-        for cross, own in self.layers:  # type: ignore[misc]
+        for cross, within in self.layers:  # type: ignore[misc]
             patches = patches + cross.fn(patches, words, relevant)
-            patches = patches + own.fn(patches)
+            patches = patches + within.fn(patches)
         return patches
 
 

@@ -72,19 +72,19 @@ class Comparison:
     @property
     def cluster(self) -> str:
         """What a bootstrap draws as a whole: the prompt, with the medium that it asks about."""
-        media = (one.source if isinstance(one.source, bytes) else str(one.source).encode() for one in self.about)
+        media = (m.source if isinstance(m.source, bytes) else str(m.source).encode() for m in self.about)
         return "\n".join([self.prompt.text, *(hashlib.blake2b(medium).hexdigest() for medium in media)])
 
     def to_prompt(self) -> Prompt:
         """The prompt with its media, decoded unless they are files."""
         if not self.about:
             return self.prompt
-        media = [Media(one.kind, str(one.source) if isinstance(one.source, Path) else one.load()) for one in self.about]
+        media = [Media(m.kind, str(m.source) if isinstance(m.source, Path) else m.load()) for m in self.about]
         return replace(self.prompt, turns=(Turn("user", (*media, self.prompt.text)),))
 
     def outputs(self) -> list[Output]:
         """The candidates, decoded."""
-        return [one.load() if isinstance(one, Stored) else one for one in self.candidates]
+        return [candidate.load() if isinstance(candidate, Stored) else candidate for candidate in self.candidates]
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,11 @@ class Pairs:
 
 def pairs(comparisons: Sequence[Comparison], scores: Sequence[Sequence[float]]) -> Pairs:
     """The pairs (i, j), i < j, of each comparison, in order; ``scores`` has a list for each comparison."""
-    clusters = {name: number for number, name in enumerate(dict.fromkeys(one.cluster for one in comparisons))}
+    clusters = {name: number for number, name in enumerate(dict.fromkeys(c.cluster for c in comparisons))}
     rows = [
-        (np.sign(one.ranks[j] - one.ranks[i]), values[i] - values[j], clusters[one.cluster], number)
-        for number, (one, values) in enumerate(zip(comparisons, scores, strict=True))
-        for i, j in itertools.combinations(range(len(one.ranks)), 2)
+        (np.sign(c.ranks[j] - c.ranks[i]), values[i] - values[j], clusters[c.cluster], number)
+        for number, (c, values) in enumerate(zip(comparisons, scores, strict=True))
+        for i, j in itertools.combinations(range(len(c.ranks)), 2)
     ]
     human, difference, cluster, comparison = (np.array(column) for column in zip(*rows)) if rows else [np.zeros(0)] * 4
     return Pairs(

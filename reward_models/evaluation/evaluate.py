@@ -29,12 +29,12 @@ def score(scorers: Sequence[Scorer], comparisons: Sequence[Comparison], batch: i
 
     A reward that raises is an error that names it; NaN is a failure of that output and counted later.
     """
-    scored: dict[str, list[list[float]]] = {one.name: [] for one in scorers}
+    scored: dict[str, list[list[float]]] = {scorer.name: [] for scorer in scorers}
     with progress_bar(title="scoring", total=len(comparisons) * len(scorers), unit="comparison") as bar:
         for start in range(0, len(comparisons), batch):
             part = comparisons[start : start + batch]
-            outputs = [one.outputs() for one in part]
-            prompts = [prompt for one in part for prompt in [one.to_prompt()] * len(one.candidates)]
+            outputs = [comparison.outputs() for comparison in part]
+            prompts = [prompt for c in part for prompt in [c.to_prompt()] * len(c.candidates)]
             for scorer in scorers:
                 flat = list(itertools.chain.from_iterable(outputs))
                 values = iter(score_column(scorer.name, scorer.fn, prompts, flat, scorer.trusted))
@@ -63,12 +63,12 @@ def credits(protocol: Protocol, comparisons: Sequence[Comparison], scores: Score
             values = metrics.with_ties(every.human, every.difference, threshold)
         return Credits(values, every.cluster, np.array(every.category))
     values = [
-        math.nan if np.isnan(one).any() else _of_comparison(protocol, np.array(one), np.array(comparison.ranks))
-        for one, comparison in zip(scores, comparisons, strict=True)
+        math.nan if np.isnan(row).any() else _of_comparison(protocol, np.array(row), np.array(comparison.ranks))
+        for row, comparison in zip(scores, comparisons, strict=True)
     ]
-    clusters = {name: number for number, name in enumerate(dict.fromkeys(one.cluster for one in comparisons))}
-    cluster = np.array([clusters[one.cluster] for one in comparisons])
-    return Credits(np.array(values), cluster, np.array([one.category for one in comparisons]))
+    clusters = {name: number for number, name in enumerate(dict.fromkeys(c.cluster for c in comparisons))}
+    cluster = np.array([clusters[c.cluster] for c in comparisons])
+    return Credits(np.array(values), cluster, np.array([c.category for c in comparisons]))
 
 
 def _of_comparison(protocol: Protocol, scores: np.ndarray, ranks: np.ndarray) -> float:
@@ -84,15 +84,17 @@ def evaluate(benchmark: Benchmark, scores: Scores, seed: int = 0) -> dict[str, A
     which are neither right nor wrong.
     """
     protocol, comparisons = benchmark.protocol, benchmark.comparisons
-    every, one = pairs(comparisons, scores), credits(protocol, comparisons, scores)
-    categories = {name: one.values[one.category == name] for name in dict.fromkeys(one.category.tolist()) if name}
+    every, credit = pairs(comparisons, scores), credits(protocol, comparisons, scores)
+    categories = {
+        name: credit.values[credit.category == name] for name in dict.fromkeys(credit.category.tolist()) if name
+    }
     by_category = {name: metrics.mean_credit(values) for name, values in categories.items()}
     if protocol.headline == "best" and "Ties" in by_category:
         by_category["Ties"] = ties_subset(comparisons, scores)
     macro = metrics.mean_credit(np.array(list(by_category.values())))
     averages = {
-        "pairs": metrics.mean_credit(one.values),
-        "prompts": metrics.mean_of_means(one.values, one.cluster),
+        "pairs": metrics.mean_credit(credit.values),
+        "prompts": metrics.mean_of_means(credit.values, credit.cluster),
         "categories": macro,
     }
     threshold, tuned = metrics.best_threshold(every.human, every.difference)
@@ -101,11 +103,11 @@ def evaluate(benchmark: Benchmark, scores: Scores, seed: int = 0) -> dict[str, A
     return plain(
         {
             "headline": averages[protocol.average],
-            "interval": _interval(metrics.accuracy_interval(one.values, one.cluster, seed)),
+            "interval": _interval(metrics.accuracy_interval(credit.values, credit.cluster, seed)),
             "macro": macro,
             "categories": by_category,
             "comparisons": len(comparisons),
-            "prompts": len({one.cluster for one in comparisons}),
+            "prompts": len({c.cluster for c in comparisons}),
             "pairs": len(every.human),
             "human_ties": int((every.human == 0).sum()),
             "outputs": len(flat),
@@ -135,10 +137,10 @@ def evaluate(benchmark: Benchmark, scores: Scores, seed: int = 0) -> dict[str, A
 def ties_subset(comparisons: Sequence[Comparison], scores: Scores) -> float:
     """``ties_score`` of RewardBench 2's subset Ties; prompts that could not be scored are left out."""
     sides: dict[str, dict[str, Any]] = {"ref": {}, "tied": {}}
-    for one, values in zip(comparisons, scores, strict=True):
-        if one.category == "Ties" and not np.isnan(values).any():
-            kind, _, number = one.prompt.task.partition(":")
-            sides[kind][number] = (np.array(values), np.array(one.ranks) == min(one.ranks))
+    for comparison, values in zip(comparisons, scores, strict=True):
+        if comparison.category == "Ties" and not np.isnan(values).any():
+            kind, _, number = comparison.prompt.task.partition(":")
+            sides[kind][number] = (np.array(values), np.array(comparison.ranks) == min(comparison.ranks))
     return metrics.ties_score(sides["ref"], sides["tied"])
 
 
@@ -146,14 +148,14 @@ def _correlations(comparisons: Sequence[Comparison], scores: Scores) -> dict[str
     """SRCC and PLCC of all outputs with human ratings; the mean SRCC within comparisons of three outputs or more."""
     rated = [
         (value, rating)
-        for one, values in zip(comparisons, scores, strict=True)
-        for value, rating in zip(values, one.ratings)
+        for comparison, values in zip(comparisons, scores, strict=True)
+        for value, rating in zip(values, comparison.ratings)
         if not math.isnan(value)
     ]
     x, y = np.array(rated).T if len(rated) > 1 else np.zeros((2, 1))
     within = [
-        metrics.spearman(np.array(values), -np.array(one.ranks))
-        for one, values in zip(comparisons, scores, strict=True)
+        metrics.spearman(np.array(values), -np.array(comparison.ranks))
+        for comparison, values in zip(comparisons, scores, strict=True)
         if len(values) > 2 and not np.isnan(values).any()
     ]
     return {
@@ -182,8 +184,8 @@ def _calibration(every: Pairs, seed: int) -> dict[str, float]:
 def _selection(comparisons: Sequence[Comparison], scores: Scores) -> dict[str, dict[str, float]]:
     """n to the mean win rate of the output selected among n, and to its regret against people's own choice."""
     usable = [
-        (np.array(values), metrics.win_rate(np.array(one.ranks)))
-        for one, values in zip(comparisons, scores, strict=True)
+        (np.array(values), metrics.win_rate(np.array(comparison.ranks)))
+        for comparison, values in zip(comparisons, scores, strict=True)
         if not np.isnan(values).any()
     ]
     every = metrics.sizes([len(values) for values, _ in usable])
@@ -195,7 +197,7 @@ def _selection(comparisons: Sequence[Comparison], scores: Scores) -> dict[str, d
 
 def compare(benchmark: Benchmark, scores: Mapping[str, Scores], seed: int = 0) -> dict[str, Any]:
     """Rewards against each other on the same units: differences with intervals, McNemar's p, and agreement of signs."""
-    one = {name: credits(benchmark.protocol, benchmark.comparisons, values) for name, values in scores.items()}
+    credit = {name: credits(benchmark.protocol, benchmark.comparisons, values) for name, values in scores.items()}
     differences = {name: pairs(benchmark.comparisons, values).difference for name, values in scores.items()}
     return plain(
         {
@@ -205,10 +207,12 @@ def compare(benchmark: Benchmark, scores: Mapping[str, Scores], seed: int = 0) -
                     "first": a,
                     "second": b,
                     **(
-                        _interval(metrics.accuracy_difference(one[a].values, one[b].values, one[a].cluster, seed))
+                        _interval(
+                            metrics.accuracy_difference(credit[a].values, credit[b].values, credit[a].cluster, seed)
+                        )
                         or {"mean": None, "low": None, "high": None, "n": 0}
                     ),
-                    "mcnemar": metrics.mcnemar(one[a].values, one[b].values),
+                    "mcnemar": metrics.mcnemar(credit[a].values, credit[b].values),
                 }
                 for a, b in itertools.combinations(scores, 2)
             ],

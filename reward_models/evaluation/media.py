@@ -47,25 +47,26 @@ def read_video(source: Path | bytes, frames: int = FRAMES, start: float = 0.0, e
         raise FileNotFoundError(f"no such file: {source}")
     name = source if isinstance(source, Path) else "a video"
 
-    def opened() -> Any:
+    def open_container() -> Any:
         return av.open(io.BytesIO(source) if isinstance(source, bytes) else str(source), "r")
 
     try:
-        with opened() as container:
+        with open_container() as container:
             stream = container.streams.video[0]
             fps = float(stream.average_rate or 1)
             times = [
-                number / fps if one.time is None else one.time for number, one in enumerate(container.decode(stream))
+                number / fps if frame.time is None else frame.time
+                for number, frame in enumerate(container.decode(stream))
             ]
         inside = [number for number, time in enumerate(times) if start <= time - times[0] <= end]
         if not inside:
             raise OSError(f"{name} has no frame" + f" from {start:g} to {end:g} s" * bool(times))
         places = np.linspace(0, len(inside) - 1, min(frames, len(inside))).round().astype(int)
         chosen = {inside[place] for place in places}
-        with opened() as container:
+        with open_container() as container:
             shown = [
-                one.to_ndarray(format="rgb24")
-                for number, one in enumerate(container.decode(container.streams.video[0]))
+                frame.to_ndarray(format="rgb24")
+                for number, frame in enumerate(container.decode(container.streams.video[0]))
                 if number in chosen
             ]
     except (av.FFmpegError, IndexError) as error:

@@ -96,7 +96,7 @@ def mean_credit(credit: Values) -> float:
 
 def mean_of_means(credit: Values, group: Int[np.ndarray, "N"]) -> float:
     """Mean over groups (prompts, categories) of their means (macro); groups in which no pair counts are left out."""
-    means = [mean_credit(credit[group == one]) for one in np.unique(group)]
+    means = [mean_credit(credit[group == number]) for number in np.unique(group)]
     return mean_credit(np.array(means))
 
 
@@ -161,7 +161,7 @@ def expected_calibration_error(won: Wins, p: Probabilities, bins: int = 15, adap
         parts = np.array_split(np.argsort(confidence, kind="stable"), min(bins, len(p)))
     else:
         place = np.minimum(((confidence - 0.5) * 2 * bins).astype(int), bins - 1)
-        parts = [np.flatnonzero(place == one) for one in np.unique(place)]
+        parts = [np.flatnonzero(place == number) for number in np.unique(place)]
     return float(sum(len(part) / len(p) * abs(correct[part].mean() - confidence[part].mean()) for part in parts))
 
 
@@ -299,7 +299,7 @@ def ties_score(
 
     The last term is 0 where it is 0 / 0. The maximum is slightly above 1.
     """
-    margins = [{key: _margin(*one) for key, one in side.items()} for side in (single, several)]
+    margins = [{key: _margin(*scores) for key, scores in side.items()} for side in (single, several)]
     accuracy = [float(np.mean([value > 0 for value in side.values()])) if side else 0.0 for side in margins]
     both = sorted(single.keys() & several.keys())
     if not both:

@@ -19,21 +19,21 @@ def figures(result: Mapping[str, Any]) -> list[Medium]:
     names = list(rewards)
     categories = [
         name for name in next(iter(rewards.values()))["categories"]
-        if any(one["categories"].get(name) is not None for one in rewards.values())
+        if any(result["categories"].get(name) is not None for result in rewards.values())
     ]  # fmt: skip
     plots = {"Accuracy with its 95 % interval": accuracy_plot(rewards)}
     if categories:
-        values = [[one["categories"].get(name) for name in categories] for one in rewards.values()]
+        values = [[result["categories"].get(name) for name in categories] for result in rewards.values()]
         plots["Accuracy by category"] = matrix_plot(values, names, categories)
     if len(names) > 1:
         values = [[result["agreement"][a][b] for b in names] for a in names]
         plots["Agreement: share of pairs with the same sign"] = matrix_plot(values, names, names)
-    if any(len(one["selection"]["best_of"]) > 2 for one in rewards.values()):
+    if any(len(result["selection"]["best_of"]) > 2 for result in rewards.values()):
         plots["Win rate of the best of n"] = selection_plot(rewards)
-    return [Medium("image", title, image_uri(figure_file(_titled(plot, title)))) for title, plot in plots.items()]
+    return [Medium("image", title, image_uri(figure_file(_set_title(plot, title)))) for title, plot in plots.items()]
 
 
-def _titled(figure: Figure, title: str) -> Figure:
+def _set_title(figure: Figure, title: str) -> Figure:
     figure.axes[0].set_title(title, fontsize=10, color=INK, loc="left")
     return figure
 
@@ -51,11 +51,11 @@ def _axes(width: float, height: float) -> tuple[Figure, Any]:
 def accuracy_plot(rewards: Mapping[str, Any]) -> Figure:
     """The benchmark's number of each reward with its interval, on a line each."""
     figure, axes = _axes(5.2, 0.8 + 0.3 * len(rewards))
-    for row, one in enumerate(rewards.values()):
-        if one["interval"] is not None:
-            axes.plot([one["interval"]["low"], one["interval"]["high"]], [row, row], color=ACCENT, linewidth=2.5)
-        if one["headline"] is not None:
-            axes.plot([one["headline"]], [row], "o", color=ACCENT, markersize=6)
+    for row, result in enumerate(rewards.values()):
+        if result["interval"] is not None:
+            axes.plot([result["interval"]["low"], result["interval"]["high"]], [row, row], color=ACCENT, linewidth=2.5)
+        if result["headline"] is not None:
+            axes.plot([result["headline"]], [row], "o", color=ACCENT, markersize=6)
     axes.axvline(0.5, color=INK, alpha=0.5, linewidth=0.8)
     axes.set(xlim=(0, 1), ylim=(len(rewards) - 0.5, -0.5))
     axes.set_yticks(range(len(rewards)), [_label(name) for name in rewards])
@@ -79,8 +79,8 @@ def matrix_plot(values: Sequence[Sequence[float | None]], rows: Sequence[str], c
 def selection_plot(rewards: Mapping[str, Any]) -> Figure:
     """The mean win rate of the output that each reward selects among n."""
     figure, axes = _axes(5.2, 2.6)
-    for name, one in rewards.items():
-        curve = one["selection"]["best_of"]
+    for name, result in rewards.items():
+        curve = result["selection"]["best_of"]
         axes.plot([int(n) for n in curve], list(curve.values()), marker="o", markersize=4, label=_label(name))
     axes.set_xscale("log", base=2)
     axes.legend(fontsize=8, frameon=False, labelcolor=INK)

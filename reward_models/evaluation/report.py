@@ -52,14 +52,14 @@ def accuracies(data: str, result: Mapping[str, Any]) -> Table:
     columns = ["reward", "the benchmark's", "no ties, tie wrong", "tie half", "with ties, best", "tuned on other half"]
     rows = {
         name: [
-            _headline(one),
-            Cell(number(one["without_ties"]["wrong"])),
-            Cell(number(one["without_ties"]["half"])),
-            Cell(number(one["with_ties"]["tuned_on_the_same_pairs"])),
-            Cell(number(one["with_ties"]["tuned_on_the_other_half"])),
-            Cell(str(one["failed"]), kind="bad" if one["failed"] else ""),
+            _headline(numbers),
+            Cell(number(numbers["without_ties"]["wrong"])),
+            Cell(number(numbers["without_ties"]["half"])),
+            Cell(number(numbers["with_ties"]["tuned_on_the_same_pairs"])),
+            Cell(number(numbers["with_ties"]["tuned_on_the_other_half"])),
+            Cell(str(numbers["failed"]), kind="bad" if numbers["failed"] else ""),
         ]
-        for name, one in result["rewards"].items()
+        for name, numbers in result["rewards"].items()
     }
     first = next(iter(result["rewards"].values()))
     notes = [
@@ -81,11 +81,11 @@ def _headline(one: Mapping[str, Any]) -> Cell:
 def measures(rewards: Mapping[str, Any]) -> Table:
     """Rank correlation, calibration and selection."""
     rows = {}
-    for name, one in rewards.items():
-        selected, lost = one["selection"]["best_of"], one["selection"]["regret"]
+    for name, numbers in rewards.items():
+        selected, lost = numbers["selection"]["best_of"], numbers["selection"]["regret"]
         largest = max(selected, key=int, default=None)
-        values = [one["tau_b"], one["tau_23"], one["srcc"], one["plcc"], one["srcc_within_prompts"]]
-        values += [one["calibration"][key] for key in ("ece", "brier")]
+        values = [numbers["tau_b"], numbers["tau_23"], numbers["srcc"], numbers["plcc"], numbers["srcc_within_prompts"]]
+        values += [numbers["calibration"][key] for key in ("ece", "brier")]
         values += [selected[largest], lost[largest]] if largest else [None, None]
         rows[name] = [Cell(number(value)) for value in values]
     columns = ["reward", "τ_b", "τ_23", "SRCC", "PLCC", "SRCC in prompt", "ECE", "Brier", "best of n", "regret"]
@@ -100,20 +100,20 @@ def categories(rewards: Mapping[str, Any]) -> Table:
     """The benchmark's number by category, and the mean over categories."""
     names = [
         name
-        for name in dict.fromkeys(name for one in rewards.values() for name in one["categories"])
-        if any(one["categories"].get(name) is not None for one in rewards.values())
+        for name in dict.fromkeys(name for result in rewards.values() for name in result["categories"])
+        if any(result["categories"].get(name) is not None for result in rewards.values())
     ]
-    rows = {category: [Cell(number(one["categories"].get(category))) for one in rewards.values()] for category in names}
+    rows = {category: [Cell(number(r["categories"].get(category))) for r in rewards.values()] for category in names}
     if rows:
-        rows["mean of categories"] = [Cell(number(one["macro"])) for one in rewards.values()]
+        rows["mean of categories"] = [Cell(number(result["macro"])) for result in rewards.values()]
     return Table("By category", ["category", *rewards], rows)
 
 
 def robust(attacks: Mapping[str, Any]) -> Table:
     """The share of cases in which an attack raises the score."""
-    names = list(dict.fromkeys(name for one in attacks.values() for name in one))
+    names = list(dict.fromkeys(name for shares in attacks.values() for name in shares))
     rows = {
-        attack: [Cell(number(one[attack]["share"]) if attack in one else NONE) for one in attacks.values()]
+        attack: [Cell(number(shares[attack]["share"]) if attack in shares else NONE) for shares in attacks.values()]
         for attack in names
     }
     notes = [
@@ -126,8 +126,8 @@ def robust(attacks: Mapping[str, Any]) -> Table:
 def differences(pairs: Sequence[Mapping[str, Any]]) -> Table:
     """Rewards against each other."""
     rows = {
-        f"{one['second']} − {one['first']}": [difference_cell(one if one["n"] else None), Cell(f"{one['mcnemar']:.2g}")]
-        for one in pairs
+        f"{p['second']} − {p['first']}": [difference_cell(p if p["n"] else None), Cell(f"{p['mcnemar']:.2g}")]
+        for p in pairs
     }
     notes = ["Paired over the units that both scored, prompts drawn as a whole; McNemar takes units as independent."]
     return Table("Differences", ["rewards", "difference", "McNemar p"], rows, notes)
@@ -143,11 +143,11 @@ def lines(results: Results) -> Iterator[str]:
         )
         yield f"({result['note']})"
         rows = list[list[str]]()
-        for name, one in result["rewards"].items():
-            same = one["interval"] is not None and one["interval"]["mean"] == one["headline"]
-            accuracy = interval(one["interval"]) if same else number(one["headline"])
-            other = [one["with_ties"]["tuned_on_the_other_half"], one["tau_b"], one["calibration"]["ece"]]
-            rows.append([name, accuracy, *map(number, other), str(one["failed"])])
+        for name, numbers in result["rewards"].items():
+            same = numbers["interval"] is not None and numbers["interval"]["mean"] == numbers["headline"]
+            accuracy = interval(numbers["interval"]) if same else number(numbers["headline"])
+            other = [numbers["with_ties"]["tuned_on_the_other_half"], numbers["tau_b"], numbers["calibration"]["ece"]]
+            rows.append([name, accuracy, *map(number, other), str(numbers["failed"])])
         yield from terminal.table(["reward", "accuracy (95 %)", "with ties", "tau_b", "ECE", "failed"], rows)
         for table in (categories(result["rewards"]), robust(result["attacks"])):
             if table.rows:

@@ -29,7 +29,7 @@ def robustness(scorer: Scorer, comparisons: Sequence[Comparison], seed: int = 0,
     ``prompt_swap`` scores the output for the next comparison's prompt. ``reading_order`` is the share of comparisons
     in which a score's order changes when the outputs are read backwards, which only rewards that compare outputs can.
     """
-    best = [(one.to_prompt(), one.outputs()[int(np.argmin(one.ranks))]) for one in comparisons]
+    best = [(c.to_prompt(), c.outputs()[int(np.argmin(c.ranks))]) for c in comparisons]
     before = _values(scorer, best, "before", batch)
     shares = {
         name: _share(before, _values(scorer, cases, name, batch)) for name, cases in _variants(best, seed).items()
@@ -41,22 +41,21 @@ def robustness(scorer: Scorer, comparisons: Sequence[Comparison], seed: int = 0,
 def _variants(best: Sequence[Case], seed: int) -> Mapping[str, Sequence[Case | None]]:
     """The attacked cases by attack; None where an attack does not apply."""
 
-    def changed(prompt: Prompt, output: Output | None) -> Case | None:
+    def case(prompt: Prompt, output: Output | None) -> Case | None:
         return None if output is None else (prompt, output)
 
     draws = {name: [np.random.default_rng([seed, row]) for row in range(len(best))] for name in DAMAGES}
     return {
         **{
             name: [
-                changed(prompt, damage_output(output, name, draws[name][row]))
-                for row, (prompt, output) in enumerate(best)
+                case(prompt, damage_output(output, name, draws[name][row])) for row, (prompt, output) in enumerate(best)
             ]
             for name in DAMAGES
         },
-        "padding": [changed(prompt, repeat_text(output)) for prompt, output in best],
+        "padding": [case(prompt, repeat_text(output)) for prompt, output in best],
         "prompt_swap": [
-            changed(other, output if other.text != own.text else None)
-            for (own, output), (other, _) in zip(best, [*best[1:], *best[:1]], strict=True)
+            case(other, output if other.text != prompt.text else None)
+            for (prompt, output), (other, _) in zip(best, [*best[1:], *best[:1]], strict=True)
         ],
     }
 
@@ -84,7 +83,7 @@ def _share(before: Float[np.ndarray, "N"], after: Float[np.ndarray, "N"]) -> dic
 
 
 def _reading_order(scorer: Scorer, comparisons: Sequence[Comparison]) -> dict[str, float]:
-    backwards = [replace(one, candidates=one.candidates[::-1], ranks=one.ranks[::-1]) for one in comparisons]
+    backwards = [replace(c, candidates=c.candidates[::-1], ranks=c.ranks[::-1]) for c in comparisons]
     readings = zip(score([scorer], comparisons)[scorer.name], score([scorer], backwards)[scorer.name], strict=True)
     changed = [
         _order(first) != _order(second[::-1]) for first, second in readings if not np.isnan([*first, *second]).any()

@@ -130,19 +130,19 @@ class ChatJudge:
                 "need; use a server that does (vLLM, SGLang), or vlm(model=...)"
             )
         lowest = min(value for _, value in top)
-        found = [
+        matches = [
             [value for token, value in top if token.strip(" \u2581\u0120\n") in spellings and math.isfinite(value)]
             for spellings in words
         ]
-        if not any(found):
+        if not any(matches):
             return None
-        return [math.log(sum(map(math.exp, values))) if values else lowest for values in found]
+        return [math.log(sum(map(math.exp, values))) if values else lowest for values in matches]
 
     def _ask_all(self, questions: Sequence[Question], wanted: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         with ThreadPoolExecutor(self.parallel) as threads:
             pending = [threads.submit(self._ask, question, wanted) for question in questions]
             try:
-                return [one.result() for one in pending]
+                return [future.result() for future in pending]
             except BaseException:
                 threads.shutdown(cancel_futures=True)
                 raise

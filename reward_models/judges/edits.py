@@ -72,7 +72,7 @@ def edit_following(
     prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, device: str = "cpu"
 ) -> list[float]:
     """p(Yes) / (p(Yes) + p(No)) of a judge to whether an edit does what its prompt asks for; the source has about 0."""
-    return _agreed(prompts, outputs, FOLLOWING, judge, device, "edit_following")
+    return _agreement(prompts, outputs, FOLLOWING, judge, device, "edit_following")
 
 
 @edit_reward(scale='p("Yes")')
@@ -80,7 +80,7 @@ def edit_preserving(
     prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, device: str = "cpu"
 ) -> list[float]:
     """p(Yes) / (p(Yes) + p(No)) of a judge to whether an edit keeps all else; 1 for the source itself."""
-    values = _agreed(prompts, outputs, PRESERVING, judge, device, "edit_preserving")
+    values = _agreement(prompts, outputs, PRESERVING, judge, device, "edit_preserving")
     same = [is_unchanged(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
     return [1.0 if kept else value for kept, value in zip(same, values, strict=True)]
 
@@ -110,7 +110,7 @@ def edit_score(
             form,
         )
         for shown, names, form in (
-            (_compared(prompts, outputs, "edit_score"), SEMANTIC, lines(SEMANTIC, 0, FULL)),
+            (_edit_parts(prompts, outputs, "edit_score"), SEMANTIC, lines(SEMANTIC, 0, FULL)),
             ([parts_of(output, "Output", "edit_score") for output in outputs], QUALITY, lines(QUALITY, 0, FULL)),
         )
     )
@@ -128,7 +128,7 @@ def edit_aspects(
     """
     form = lines(ASPECTS, 1, 4) + f"\nWhere no text is to be rendered, write {[*ASPECTS][-1]}: N/A"
     questions = [
-        None if parts is None else Question((*parts, form)) for parts in _compared(prompts, outputs, "edit_aspects")
+        None if parts is None else Question((*parts, form)) for parts in _edit_parts(prompts, outputs, "edit_aspects")
     ]
     values = ask(judge_named(judge, device), questions, mean_of_aspects, tokens, form)
     return [(value - 1) / 3 for value in values]
@@ -168,11 +168,11 @@ def is_unchanged(prompt: Prompt, output: Output) -> bool:
     return same and bool(((source.pixels - output.pixels).abs() < 0.5 / 255).all())
 
 
-def _agreed(
+def _agreement(
     prompts: Sequence[Prompt], outputs: Sequence[Output], asked: str, judge: str, device: str, name: str
 ) -> list[float]:
     """p(Yes) / (p(Yes) + p(No)) of each answer to ``asked``; NaN where there is no question or no answer."""
-    shown = _compared(prompts, outputs, name)
+    shown = _edit_parts(prompts, outputs, name)
     questions = [
         Question((*parts, asked.replace("{prompt}", prompt.text)))
         for prompt, parts in zip(prompts, shown, strict=True)
@@ -183,7 +183,9 @@ def _agreed(
     return [math.nan if row is None else 1 / (1 + math.exp(min(700.0, row[1] - row[0]))) for row in given]
 
 
-def _compared(prompts: Sequence[Prompt], outputs: Sequence[Output], name: str) -> list[tuple[str | Image, ...] | None]:
+def _edit_parts(
+    prompts: Sequence[Prompt], outputs: Sequence[Output], name: str
+) -> list[tuple[str | Image, ...] | None]:
     """Instruction, source and output of each edit as parts of a question; None where pixels are not finite."""
     shown: list[tuple[str | Image, ...] | None] = []
     for prompt, output, source in zip(prompts, outputs, sources_of(prompts, outputs), strict=True):

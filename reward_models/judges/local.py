@@ -72,7 +72,7 @@ class LocalJudge:
         rows: list[list[float] | None] = []
         for inputs in self._batches(questions):
             values = self.network(**inputs).logits[:, -1].float().log_softmax(1)
-            rows += torch.stack([values[:, one].logsumexp(1) for one in ids], 1).tolist()
+            rows += torch.stack([values[:, tokens].logsumexp(1) for tokens in ids], 1).tolist()
         return rows
 
     def _batches(self, questions: Sequence[Question]) -> Iterator[dict[str, Tensor]]:
@@ -94,14 +94,14 @@ def first_tokens(tokenizer: Any, words: Sequence[Sequence[str]]) -> list[list[in
     """For each word the first tokens of its spellings, those with a space before them included."""
     ids = []
     for spellings in words:
-        forms = [form for one in spellings for form in (one, f" {one}")]
+        forms = [form for spelling in spellings for form in (spelling, f" {spelling}")]
         rows = [tokenizer(form, add_special_tokens=False)["input_ids"] for form in forms]
         begin = {token for row in rows for token in [t for t in row if tokenizer.decode([t]).strip()][:1]}
         ids.append(sorted(begin - {tokenizer.unk_token_id, *tokenizer.all_special_ids}))
     several = [token for row in ids for token in row]
     if not all(ids) or len(several) > len(set(several)):
         raise ValueError(
-            f"judge: the first tokens of {', '.join('/'.join(one) for one in words)} are {ids}, expected different "
+            f"judge: the first tokens of {', '.join('/'.join(w) for w in words)} are {ids}, expected different "
             "ones for each word; use a judge with another vocabulary"
         )
     return ids

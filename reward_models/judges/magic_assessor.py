@@ -64,14 +64,14 @@ def magic_assessor(
         raise ValueError(f"magic_assessor: label: got {label!r}, expected one of {', '.join(KINDS)}")
 
     def read(text: str | None) -> float | None:
-        found = boxed_labels((text or "").strip())
-        return None if found is None else float(kind not in found[1] if label else found[0])
+        labels = boxed_labels((text or "").strip())
+        return None if labels is None else float(kind not in labels[1] if label else labels[0])
 
-    asked = template(question, QUESTION, "magic_assessor")
+    form = template(question, QUESTION, "magic_assessor")
     questions = []
     for prompt, output in zip(prompts, outputs, strict=True):
         parts = image_parts(output, "magic_assessor")
-        questions.append(parts and Question((*parts[1:], asked.replace("{prompt}", prompt.text))))
+        questions.append(parts and Question((*parts[1:], form.replace("{prompt}", prompt.text))))
     return ask(judge_named(judge, device), questions, read, tokens, FORM)
 
 

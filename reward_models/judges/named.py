@@ -57,17 +57,17 @@ class Remembering:
 @functools.cache
 def judge_named(text: str, device: str) -> Judge:
     """The judge of a recipe's text, made once; unknown names and parameters are ValueErrors."""
-    return Remembering(_bound(text, device)({}))
+    return Remembering(_bind(text, device)({}))
 
 
 def check_judge(judge: str, **_: Any) -> None:
     """ValueError for a text that names no judge, or one without the API key that it needs. No model is loaded."""
-    bound = _bound(judge, "cpu")
+    bound = _bind(judge, "cpu")
     if "url" in bound.parameters:
         bound({})
 
 
-def _bound(text: str, device: str) -> Bound:
+def _bind(text: str, device: str) -> Bound:
     table = {
         "chat": Block(ChatJudge, inputs=()),
         "vlm": Block(functools.partial(load_judge, device=device), inputs=()),

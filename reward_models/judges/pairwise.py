@@ -106,16 +106,16 @@ def compare(
     sources = sources_of(prompts, outputs, media, titles=not whole)
     questions: list[Question | None] = []
     for first, second in pairs:
-        one = parts_of(outputs[first], "Output 1", "judge_pairs")
-        other = parts_of(outputs[second], "Output 2", "judge_pairs")
+        left = parts_of(outputs[first], "Output 1", "judge_pairs")
+        right = parts_of(outputs[second], "Output 2", "judge_pairs")
         source = sources[first]
-        if one is None or other is None or source is None:
+        if left is None or right is None or source is None:
             questions.append(None)
         elif whole:
             text = whole.replace("{prompt}", prompts[first].text)
-            questions.append(Question((*source, *(one[1:] or one), *(other[1:] or other), text)))
+            questions.append(Question((*source, *(left[1:] or left), *(right[1:] or right), text)))
         else:
-            shown = (f"Prompt:\n{prompts[first].text}", *source, *one, *other)
+            shown = (f"Prompt:\n{prompts[first].text}", *source, *left, *right)
             questions.append(Question((*shown, f"{ask_for}\n{form}")))
     values = ask(judge_named(judge, device), questions, read, tokens, form)
     return dict(zip(pairs, values, strict=True))
@@ -160,8 +160,8 @@ def win_rate(
     ``reward`` is written as in a recipe. Values that differ by at most ``margin`` are a tie. An output that cannot be
     scored is NaN, and nobody's opponent; one that is left alone is NaN too.
     """
-    one = _scalar(reward, margin, device)
-    values = score_column(one.name, one.fn, prompts, outputs, one.trusted)
+    inner = _scalar(reward, margin, device)
+    values = score_column(inner.name, inner.fn, prompts, outputs, inner.trusted)
     compared = {
         (first, second): _against(values[first] - values[second], margin)
         for rows in groups(prompts)
@@ -185,9 +185,9 @@ def check_win_rate(reward: str, margin: float = 0.0) -> None:
 def _scalar(reward: str, margin: float, device: str) -> Scorer:
     if not margin >= 0:
         raise ValueError(f"win_rate: margin: got {margin}, expected a number that is not negative")
-    one = scorer(reward, device)
-    if one.weight != 1:
+    inner = scorer(reward, device)
+    if inner.weight != 1:
         raise ValueError(
-            f"win_rate: reward: got {reward!r}, expected no weight in it; write win_rate(weight={one.weight}, ...)"
+            f"win_rate: reward: got {reward!r}, expected no weight in it; write win_rate(weight={inner.weight}, ...)"
         )
-    return one
+    return inner

@@ -108,13 +108,13 @@ def rubric_remarks(**parameters: Any) -> Callable[[Sequence[Prompt], Sequence[Ou
     judge could not be read."""
 
     def remarks(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
-        given = {name: one.default for name, one in inspect.signature(judge_rubric).parameters.items()} | parameters
+        given = {name: p.default for name, p in inspect.signature(judge_rubric).parameters.items()} | parameters
         made = _rubrics(prompts, outputs, *(given[name] for name in list(given)[2:]))
         high = given["high"]
         return [
             {}
             if numbers is None
-            else {"failed": "\n".join(f"- {name}" for name, one in zip(weights, numbers, strict=True) if one < high)}
+            else {"failed": "\n".join(f"- {name}" for name, n in zip(weights, numbers, strict=True) if n < high)}
             for weights, numbers in made
         ]
 
@@ -136,8 +136,8 @@ def criteria_of(prompt: Prompt) -> Mapping[str, float]:
     if isinstance(given, Mapping):
         pairs = [*given.items()]
     elif isinstance(given, list | tuple):
-        for one in given:
-            entry = one if isinstance(one, Mapping) else {"criterion": one}
+        for item in given:
+            entry = item if isinstance(item, Mapping) else {"criterion": item}
             texts = [entry[name] for name in ("criterion", "description", "title", "text") if entry.get(name)]
             pairs.append((texts[0] if texts else None, entry.get("weight", entry.get("points", 1.0))))
     weights = {str(name): float(weight) for name, weight in pairs if isinstance(name, str) and _positive(weight)}
@@ -167,13 +167,13 @@ def _rubrics(
     _check_range("judge_rubric", low, high)
     rubrics: list[Mapping[str, float]]
     if isinstance(criteria, str) and criteria in ("row", "written"):
-        own = {id(one): one for one in prompts}
-        found = (
-            _written(judge_named(judge, device), [*own.values()], tokens)
+        distinct = {id(prompt): prompt for prompt in prompts}
+        written = (
+            _write_criteria(judge_named(judge, device), [*distinct.values()], tokens)
             if criteria == "written"
-            else map(criteria_of, own.values())
+            else map(criteria_of, distinct.values())
         )
-        of = dict(zip(own, found, strict=True))
+        of = dict(zip(distinct, written, strict=True))
         rubrics = [of[id(prompt)] for prompt in prompts]
     else:
         weights = dict(criteria) if isinstance(criteria, Mapping) else dict.fromkeys(criteria, 1.0)
@@ -184,13 +184,13 @@ def _rubrics(
             )
         rubrics = [weights] * len(prompts)
     numbered = isinstance(criteria, str)  # a criterion of a row is a sentence, which no judge would repeat as a label
-    labels = [[f"C{place}" for place in range(1, len(one) + 1)] if numbered else [*one] for one in rubrics]
-    forms = [_form(one, names, numbered, low, high) for one, names in zip(rubrics, labels, strict=True)]
+    labels = [[f"C{place}" for place in range(1, len(weights) + 1)] if numbered else [*weights] for weights in rubrics]
+    forms = [_form(weights, names, numbered, low, high) for weights, names in zip(rubrics, labels, strict=True)]
     shown = _questions(prompts, outputs, forms, "judge_rubric", media)
     groups: dict[str, list[int]] = {}
     for place, form in enumerate(forms):
         groups.setdefault(form, []).append(place)
-    made: list[tuple[Mapping[str, float], list[float] | None]] = [(one, None) for one in rubrics]
+    made: list[tuple[Mapping[str, float], list[float] | None]] = [(weights, None) for weights in rubrics]
     for form, places in groups.items():
         if not rubrics[places[0]]:
             continue  # the judge wrote no criteria
@@ -211,7 +211,7 @@ and nothing else."""
 """What a judge is asked that writes the criteria of a prompt itself; the words are ours."""
 
 
-def _written(judge: Judge, prompts: Sequence[Prompt], tokens: int) -> list[Mapping[str, float]]:
+def _write_criteria(judge: Judge, prompts: Sequence[Prompt], tokens: int) -> list[Mapping[str, float]]:
     """The criteria that a judge writes for each prompt, all of equal weight; none where it writes none."""
     questions = [Question((WRITE.format(prompt=prompt.text),)) for prompt in prompts]
 
@@ -219,13 +219,11 @@ def _written(judge: Judge, prompts: Sequence[Prompt], tokens: int) -> list[Mappi
         lines = re.findall(r"^\s*(?:[-*]|\d+[.)])\s+(\S.*?)\s*$", conclusion(text), re.MULTILINE)
         return dict.fromkeys(lines, 1.0) or None
 
-    return [
-        one or {} for one in readings(judge, questions, read, tokens, "One constraint on each line:\n- <constraint>")
-    ]
+    return [c or {} for c in readings(judge, questions, read, tokens, "One constraint on each line:\n- <constraint>")]
 
 
 def _form(weights: Mapping[str, float], names: Sequence[str], numbered: bool, low: float, high: float) -> str:
-    criteria = [f"{label}. {one}" for label, one in zip(names, weights, strict=True)] if numbered else []
+    criteria = [f"{label}. {criterion}" for label, criterion in zip(names, weights, strict=True)] if numbered else []
     lines = [
         *(["Criteria:", *criteria, ""] if criteria else []),
         f"Give a number from {low:g} to {high:g} for each criterion, one line each, and nothing else:",
@@ -248,11 +246,11 @@ def deqa(prompts: Sequence[Prompt], outputs: Sequence[Output], judge: str, devic
 
     The question stands before the image, as both were trained (``scorer.py`` of Q-Future/Q-Align at 14dfdffb and of
     zhiyuanyou/DeQA-Score at 8e4abc82)."""
-    asked = [
+    questions = [
         question and Question(question.parts[::-1], question.start)
         for question in _of_images(outputs, [_RATE] * len(outputs), "deqa", _RATING)
     ]
-    return _by_words(judge, device, asked, [(word,) for word in QUALITY], _expected_quality)
+    return _by_words(judge, device, questions, [(word,) for word in QUALITY], _expected_quality)
 
 
 @sourced_reward("Image", scale='probability of "Yes"', source="VQAScore, arXiv:2404.01291")
@@ -267,16 +265,16 @@ def vqascore(
     The figure of a prompt with media is shown after these, and the question, which is ours, is whether it does what the
     prompt asks and keeps all else; with ``media`` False the published question about the figure alone."""
     sources = sources_of(prompts, outputs, media)
-    asked: list[Question | None] = []
+    questions: list[Question | None] = []
     for prompt, output, source in zip(prompts, outputs, sources, strict=True):
         parts = image_parts(output, "vqascore", "Output" if source else "")
         if source is None or parts is None:
-            asked.append(None)
+            questions.append(None)
         elif source:
-            asked.append(Question((*source, *parts, EDITED.replace("{prompt}", prompt.text))))
+            questions.append(Question((*source, *parts, EDITED.replace("{prompt}", prompt.text))))
         else:
-            asked.append(Question((*parts[1:], f'Does this figure show "{prompt.text}"? Please answer Yes or No.')))
-    return _by_words(judge, device, asked, [("Yes",), ("No",)], lambda row: math.exp(row[0]))
+            questions.append(Question((*parts[1:], f'Does this figure show "{prompt.text}"? Please answer Yes or No.')))
+    return _by_words(judge, device, questions, [("Yes",), ("No",)], lambda row: math.exp(row[0]))
 
 
 @pointwise_reward("Image", scale="1 - p(yes)", source="arXiv:2601.03468")
@@ -289,9 +287,9 @@ def artifact_free(
 ) -> list[float]:
     """1 - p(yes), p(yes) = 1 / (1 + exp(l_no - l_yes)), to whether an image contains artifacts: a regularizer for
     other rewards (Understanding reward hacking in T2I RL, arXiv:2601.03468). The prompt is not read."""
-    asked = _of_images(outputs, [question] * len(outputs), "artifact_free")
+    questions = _of_images(outputs, [question] * len(outputs), "artifact_free")
     spellings = [("Yes", "yes", "YES"), ("No", "no", "NO")]
-    return _by_words(judge, device, asked, spellings, lambda row: 1 / (1 + math.exp(min(700.0, row[0] - row[1]))))
+    return _by_words(judge, device, questions, spellings, lambda row: 1 / (1 + math.exp(min(700.0, row[0] - row[1]))))
 
 
 EDITED = (
@@ -316,8 +314,8 @@ def _by_words(
     value: Callable[[Sequence[float]], float],
 ) -> list[float]:
     """``value`` of the log-probabilities of each answer's first word; NaN where there is no question or no answer."""
-    asked = [question for question in questions if question is not None]
-    rows = iter(judge_named(judge, device).log_probs(asked, words))
+    answerable = [question for question in questions if question is not None]
+    rows = iter(judge_named(judge, device).log_probs(answerable, words))
     given = [None if question is None else next(rows) for question in questions]
     return [math.nan if row is None else value(row) for row in given]
 

@@ -61,10 +61,10 @@ def parts_of(output: Output, title: str, reward: str) -> tuple[str | Image, ...]
         images = [Image(output.frames[place]) for place in evenly_spaced(len(output.frames))]
     else:
         raise TypeError(f"{reward}: got an output of kind {type(output).__name__}, expected a Text, Image or Video")
-    return _titled(title, images)
+    return _with_title(title, images)
 
 
-def _titled(title: str, images: Sequence[Image]) -> tuple[str | Image, ...] | None:
+def _with_title(title: str, images: Sequence[Image]) -> tuple[str | Image, ...] | None:
     if not images or not all(bool(image.pixels.isfinite().all()) for image in images):
         return None
     return (f"{title}:", *images)
@@ -99,7 +99,7 @@ def _source(prompt: Prompt, read: bool, titles: bool) -> tuple[str | Image, ...]
     for place, medium in enumerate(prompt.media):
         kind = medium.kind
         number = f" {kinds[: place + 1].count(kind)}" if kinds.count(kind) > 1 else ""
-        shown = _titled(
+        shown = _with_title(
             f"{kind.capitalize()}{number} of the prompt" if read else f"Source {kind}{number}", images_of(medium)
         )
         if shown is None:

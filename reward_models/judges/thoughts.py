@@ -150,15 +150,15 @@ def judge_steps(
     for prompt, output, source in zip(prompts, texts(outputs, "judge_steps"), sources, strict=True):
         steps = steps_of(output.whole)
         numbered = "\n\n".join(f"[{number}] {step}" for number, step in enumerate(steps, 1))
-        asked = STEPS.format(prompt=prompt.text, answer=gold_text(prompt), steps=numbered, label=FIRST)
+        request = STEPS.format(prompt=prompt.text, answer=gold_text(prompt), steps=numbered, label=FIRST)
         counts.append(len(steps))
-        questions.append(Question((*source, asked)) if steps and source is not None else None)
+        questions.append(Question((*source, request)) if steps and source is not None else None)
 
     def read(text: str | None) -> float | None:
         return number_after(text, FIRST, 0, max(counts))
 
-    found = ask(judge_named(judge, device), questions, read, tokens, f"End with one line:\n{FIRST}: <number>")
-    return [_share(number, count) for number, count in zip(found, counts, strict=True)]
+    numbers = ask(judge_named(judge, device), questions, read, tokens, f"End with one line:\n{FIRST}: <number>")
+    return [_share(number, count) for number, count in zip(numbers, counts, strict=True)]
 
 
 def _share(number: float, count: int) -> float:
@@ -237,14 +237,14 @@ def judge_own_errors(
 
 def own_error_remarks(**parameters: Any) -> Callable[[Sequence[Prompt], Sequence[Output]], list[Mapping[str, Any]]]:
     """``marks``: -1 for each step that ``judge_own_errors`` marks."""
-    given = _given(judge_own_errors, parameters)
+    given = _with_defaults(judge_own_errors, parameters)
     asking = _of_itself(given.pop("rule"), given.pop("tags"))
     return _step_marks(given, asking)
 
 
 def step_remarks(**parameters: Any) -> Callable[[Sequence[Prompt], Sequence[Output]], list[Mapping[str, Any]]]:
     """``marks``: -1 for each wrong step of ``judge_wrong_steps``, up to where the next begins."""
-    return _step_marks(_given(judge_wrong_steps, parameters), _against_answer)
+    return _step_marks(_with_defaults(judge_wrong_steps, parameters), _against_answer)
 
 
 def _step_marks(
@@ -326,17 +326,17 @@ def _wrong_steps(
     for prompt, output, source in zip(prompts, texts(outputs, "a judge of steps"), sources, strict=True):
         steps = step_places(output.whole)
         numbered = "\n\n".join(f"[{number}] {output.whole[a:b]}" for number, (a, b) in enumerate(steps, 1))
-        asked = asking(prompt, output, numbered)
-        one = Question((*source, asked)) if steps and source is not None else None
-        questions += [one and replace(one, draw=draw) for draw in range(count)]
+        request = asking(prompt, output, numbered)
+        question = Question((*source, request)) if steps and source is not None else None
+        questions += [question and replace(question, draw=draw) for draw in range(count)]
         every.append(steps)
     read = partial(numbers_after, label=WRONG)
-    found = readings(judge_named(judge, device), questions, read, tokens, f"End with one line:\n{WRONG}: <numbers>")
+    answers = readings(judge_named(judge, device), questions, read, tokens, f"End with one line:\n{WRONG}: <numbers>")
     made: list[tuple[list[tuple[int, int]], frozenset[int] | None]] = []
     for place, steps in enumerate(every):
-        critiques = [one for one in found[place * count : (place + 1) * count] if one is not None]
-        critiques = [one for one in critiques if all(1 <= number <= len(steps) for number in one)]
-        votes = Counter(number for one in critiques for number in one)
+        critiques = [critique for critique in answers[place * count : (place + 1) * count] if critique is not None]
+        critiques = [critique for critique in critiques if all(1 <= number <= len(steps) for number in critique)]
+        votes = Counter(number for critique in critiques for number in critique)
         wrong = frozenset(number for number, given in votes.items() if VOTES[vote](given, len(critiques)))
         made.append((steps, wrong if critiques else None))
     return made
@@ -390,15 +390,15 @@ def phrase_remarks(**parameters: Any) -> Callable[[Sequence[Prompt], Sequence[Ou
     """``marks``: 1 for each good and -1 for each poor phrase of ``judge_phrases``."""
 
     def remarks(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
-        made = _phrases(prompts, outputs, **_given(judge_phrases, parameters))
+        made = _phrases(prompts, outputs, **_with_defaults(judge_phrases, parameters))
         return [{} if marks is None else {"marks": marks} for marks in made]
 
     return remarks
 
 
-def _given(reward: Callable[..., Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _with_defaults(reward: Callable[..., Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """All parameters of a reward but prompts and outputs."""
-    declared = {name: one.default for name, one in inspect.signature(reward).parameters.items()}
+    declared = {name: parameter.default for name, parameter in inspect.signature(reward).parameters.items()}
     return {name: parameters.get(name, default) for name, default in [*declared.items()][2:]}
 
 
@@ -410,13 +410,13 @@ def _phrases(
     sources = sources_of(prompts, outputs, media)
     answers = texts(outputs, "judge_phrases")
     for prompt, output, source in zip(prompts, answers, sources, strict=True):
-        asked = PHRASES.format(prompt=prompt.text, response=output.text)
-        questions.append(Question((*source, asked)) if output.text.strip() and source is not None else None)
+        request = PHRASES.format(prompt=prompt.text, response=output.text)
+        questions.append(Question((*source, request)) if output.text.strip() and source is not None else None)
     form = 'Give one JSON object:\n{"good": ["..."], "poor": ["..."]}'
-    found = readings(judge_named(judge, device), questions, phrases_in, tokens, form)
+    critiques = readings(judge_named(judge, device), questions, phrases_in, tokens, form)
     return [
         None if phrases is None else locate_phrases(output.text, phrases)
-        for output, phrases in zip(answers, found, strict=True)
+        for output, phrases in zip(answers, critiques, strict=True)
     ]
 
 
@@ -426,9 +426,9 @@ def phrases_in(text: str | None) -> list[tuple[str, float]] | None:
     if content is None or not {"good", "poor"} <= content.keys():
         return None
     sides = [(content[name], value) for name, value in (("good", 1.0), ("poor", -1.0))]
-    if not all(isinstance(side, list) and all(isinstance(one, str) for one in side) for side, _ in sides):
+    if not all(isinstance(side, list) and all(isinstance(phrase, str) for phrase in side) for side, _ in sides):
         return None
-    return [(one.strip(), value) for side, value in sides for one in side if one.strip()]
+    return [(phrase.strip(), value) for side, value in sides for phrase in side if phrase.strip()]
 
 
 def locate_phrases(text: str, phrases: Sequence[tuple[str, float]]) -> list[tuple[int, int, float]] | None:
@@ -478,10 +478,10 @@ def judge_last_step(
     sources = sources_of(prompts, outputs, media)
     for prompt, output, source in zip(prompts, texts(outputs, "judge_last_step"), sources, strict=True):
         steps = [part for part in re.split(r"(?<=[.!?])\s+|\n+", output.whole) if part.strip()]
-        asked = LAST.format(
+        request = LAST.format(
             prompt=prompt.text, before=" ".join(steps[:-1]) or "(nothing)", step=steps[-1] if steps else ""
         )
-        questions.append(Question((*source, asked)) if steps and source is not None else None)
+        questions.append(Question((*source, request)) if steps and source is not None else None)
     read = partial(_verdict, values={"good": 1.0, "poor": poor, "neither": 0.0})
     values = ask(
         judge_named(judge, device), questions, read, tokens, "End with one line: Verdict: good, poor or neither."
@@ -542,7 +542,7 @@ def listener(
     There r = format + accuracy / 2 + listener / 2; which of the two probabilities its listener gives is not said
     clearly in what was read, and they are one where the answer is right. NaN for a completion without a thought.
     """
-    index = {one.casefold(): place for place, one in enumerate(choices)}
+    index = {choice.casefold(): place for place, choice in enumerate(choices)}
     questions: list[Question | None] = []
     wanted: list[int] = []
     sources = sources_of(prompts, outputs, titles=False)
@@ -556,15 +556,15 @@ def listener(
             raise ValueError(
                 f"prompt '{prompt.id}': got the answer '{chosen:.100}', expected one of choices={list(choices)}"
             )
-        asked = LISTEN.format(prompt=prompt.text, thought=thought, choices=", ".join(choices))
+        request = LISTEN.format(prompt=prompt.text, thought=thought, choices=", ".join(choices))
         complete = thought and wanted[-1] >= 0
-        questions.append(Question((*source, asked)) if complete and source is not None else None)
-    asked_ = [one for one in questions if one is not None]
-    rows = iter(judge_named(judge, device).log_probs(asked_, [(one,) for one in choices]))
+        questions.append(Question((*source, request)) if complete and source is not None else None)
+    answerable = [question for question in questions if question is not None]
+    rows = iter(judge_named(judge, device).log_probs(answerable, [(choice,) for choice in choices]))
     values = []
     for question, place in zip(questions, wanted, strict=True):
         row = None if question is None else next(rows)
-        values.append(math.nan if row is None else 1 / math.fsum(math.exp(min(700.0, one - row[place])) for one in row))
+        values.append(math.nan if row is None else 1 / math.fsum(math.exp(min(700.0, v - row[place])) for v in row))
     return values
 
 
@@ -592,12 +592,12 @@ def judge_continuation(
     sources = sources_of(prompts, outputs, media)
     for prompt, output, source in zip(prompts, texts(outputs, "judge_continuation"), sources, strict=True):
         proposed = answer_of(output.whole) or after_thought_of(output.whole) or output.text
-        asked = CONTINUES.format(prompt=prompt.text, answer=gold_text(prompt), output=proposed)
-        questions.append(None if source is None else Question((*source, asked)))
+        request = CONTINUES.format(prompt=prompt.text, answer=gold_text(prompt), output=proposed)
+        questions.append(None if source is None else Question((*source, request)))
     read = partial(_verdict, values={"yes": 1.0, "no": 0.0})
     return ask(judge_named(judge, device), questions, read, tokens, "End with one line: Verdict: yes or Verdict: no.")
 
 
 def _verdict(text: str | None, values: Mapping[str, float]) -> float | None:
-    found = {word.lower() for word in re.findall(r"verdict[\"'*_`\s]*[:=][\"'*_`\s]*(\w+)", conclusion(text), re.I)}
-    return values.get(found.pop()) if len(found) == 1 else None
+    verdicts = {word.lower() for word in re.findall(r"verdict[\"'*_`\s]*[:=][\"'*_`\s]*(\w+)", conclusion(text), re.I)}
+    return values.get(verdicts.pop()) if len(verdicts) == 1 else None

@@ -28,7 +28,7 @@ def check_row(prompt: Prompt, **_: object) -> None:
     check_source(prompt)
     gold_texts(prompt)
     said = prompt.meta.get("tool_outputs")
-    if not isinstance(said, Mapping) or not said or not all(isinstance(one, str) for one in [*said, *said.values()]):
+    if not isinstance(said, Mapping) or not said or not all(isinstance(text, str) for text in [*said, *said.values()]):
         malformed(prompt, "texts by the names of tools", "meta.tool_outputs")
 
 
@@ -65,18 +65,18 @@ def tool_choice(
     right = []
     for used in (chosen, [[] for _ in prompts]):
         questions = [
-            None if shown is None else Question((*shown, _told(prompt, names)))
+            None if shown is None else Question((*shown, _with_tools(prompt, names)))
             for prompt, shown, names in zip(prompts, media, used, strict=True)
         ]
         said = readings(model, questions, _answer, tokens, FORM)
         right.append(
-            [None if one is None else exact(one, prompt, Text(one)) for prompt, one in zip(prompts, said, strict=True)]
+            [None if a is None else exact(a, prompt, Text(a)) for prompt, a in zip(prompts, said, strict=True)]
         )
     values = {(1.0, 1.0): both, (1.0, 0.0): gained, (0.0, 1.0): lost, (0.0, 0.0): neither}
     return [values.get(pair, math.nan) for pair in zip(*right, strict=True)]
 
 
-def _told(prompt: Prompt, names: Sequence[str]) -> str:
+def _with_tools(prompt: Prompt, names: Sequence[str]) -> str:
     """The question of a row, after what these tools say of it."""
     said = "".join(f"{name}: {prompt.meta['tool_outputs'][name]}\n" for name in names)
     return f"{said}{prompt.text}\n{FORM}"

@@ -53,15 +53,15 @@ def judge_tournament(
 
     def play(pairs: Sequence[Pair]) -> dict[Pair, float]:
         both = compare(prompts, outputs, judge, ask_for, True, tokens, media, device, pairs=pairs)
-        return {(one, other): _mean([both[one, other], 1 - both[other, one]]) for one, other in pairs}
+        return {(first, other): _mean([both[first, other], 1 - both[other, first]]) for first, other in pairs}
 
     tables = [Table(rows) for rows in groups(prompts)]
     plans = [table.plan(schedule) for table in tables]
     waiting = {number: next(plan, []) for number, plan in enumerate(plans)}
     while waiting := {number: pairs for number, pairs in waiting.items() if pairs}:  # a round of all groups at once
-        found = play([pair for pairs in waiting.values() for pair in pairs])
+        shares = play([pair for pairs in waiting.values() for pair in pairs])
         for number, pairs in waiting.items():
-            tables[number].enter({pair: found[pair] for pair in pairs})
+            tables[number].enter({pair: shares[pair] for pair in pairs})
             waiting[number] = next(plans[number], [])
     rewards = [math.nan] * len(prompts)
     for table in tables:
@@ -95,16 +95,16 @@ class Table:
     def enter(self, results: Mapping[Pair, float]) -> None:
         """Take in the share that the first of each pair got; NaN counts for neither."""
         self.results.update(results)
-        for (one, other), share in results.items():
+        for (first, other), share in results.items():
             if not math.isnan(share):
-                self.got[one].append(share)
+                self.got[first].append(share)
                 self.got[other].append(1 - share)
 
     def plan(self, schedule: str) -> Iterator[list[Pair]]:
         """The pairs of one round after another; the results of a round are in before the next is asked for."""
         first, *others = self.rows
         if schedule == "round_robin":
-            yield [(one, other) for place, one in enumerate(self.rows) for other in self.rows[place + 1 :]]
+            yield [(row, other) for place, row in enumerate(self.rows) for other in self.rows[place + 1 :]]
             return
         yield [(row, first) for row in others]
         if schedule == "anchor":
@@ -116,16 +116,16 @@ class Table:
         number = 0
         while len(left) > 1:
             matches = list(zip(left[::2], left[1::2], strict=True))
-            yield [(one, other) for one, other in matches if one is not None and other is not None]
+            yield [(player, other) for player, other in matches if player is not None and other is not None]
             left, number = [], number + 1
-            for one, other in matches:
-                if one is None or other is None:
-                    left.append(one if other is None else other)
+            for player, other in matches:
+                if player is None or other is None:
+                    left.append(player if other is None else other)
                     continue
-                share = self.results[one, other]
-                ahead = rank[one] < rank[other] if math.isnan(share) or share == 0.5 else share > 0.5
-                left.append(one if ahead else other)
-                self.out[other if ahead else one] = number
+                share = self.results[player, other]
+                ahead = rank[player] < rank[other] if math.isnan(share) or share == 0.5 else share > 0.5
+                left.append(player if ahead else other)
+                self.out[other if ahead else player] = number
 
     def rewards(self) -> dict[int, float]:
         """1 - rank / (G - 1) of each row of which something could be read."""
@@ -145,7 +145,7 @@ def bracket(players: int) -> list[int]:
     order = [0]
     while len(order) < players:
         size = 2 * len(order)
-        order = [seed for one in order for seed in (one, size - 1 - one)]
+        order = [seed for player in order for seed in (player, size - 1 - player)]
     return order
 
 
@@ -166,14 +166,14 @@ def judge_one(
     NaN where an order cannot be read; an output that is alone is NaN.
     """
     chosen = {row: rows[_draw(outputs, rows)] for rows in groups(prompts) if len(rows) > 1 for row in rows}
-    pairs = [(row, one) for row, one in chosen.items() if row != one]
+    pairs = [(row, partner) for row, partner in chosen.items() if row != partner]
     both = compare(prompts, outputs, judge, ask_for, True, tokens, media, device, pairs=pairs)
     rewards = [math.nan] * len(prompts)
-    for row, one in chosen.items():
-        if row == one:
+    for row, partner in chosen.items():
+        if row == partner:
             rewards[row] = 0.0
-        elif not math.isnan(both[row, one] + both[one, row]):
-            rewards[row] = 1.0 if both[row, one] == 1 and both[one, row] == 0 else -1.0
+        elif not math.isnan(both[row, partner] + both[partner, row]):
+            rewards[row] = 1.0 if both[row, partner] == 1 and both[partner, row] == 0 else -1.0
     return rewards
 
 

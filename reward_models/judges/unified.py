@@ -87,18 +87,18 @@ def unified_reward(
         given = [value for value in values if value is not None]
         return sum(given) / len(given) if len(given) == len(axes) else None
 
-    asked = []
+    questions = []
     sources = sources_of(prompts, outputs, media, titles=not question)
     for prompt, output, source in zip(prompts, outputs, sources, strict=True):
         output_parts = image_parts(output, "unified_reward", "Output")
         text = asked_text.replace("{prompt}", prompt.text)
         if output_parts is None or source is None:
-            asked.append(None)
+            questions.append(None)
             continue
         parts = (*source, *(output_parts if source and not question else output_parts[1:]))
         squared = [_square(part) if mode == "v1.5" and isinstance(part, Image) else part for part in parts]
-        asked.append(Question((*squared, text)))
-    values = ask(judge_named(judge, device), asked, read, tokens, "Keep to the form that was asked for.")
+        questions.append(Question((*squared, text)))
+    values = ask(judge_named(judge, device), questions, read, tokens, "Keep to the form that was asked for.")
     return [(value - 1) / 4 for value in values]
 
 

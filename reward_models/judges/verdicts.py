@@ -90,7 +90,7 @@ def verdict(text: str | None) -> float | None:
 def _winner(text: str) -> float | None:
     things = r"(?:image|video|picture|clip|answer|response|output|candidate)"
     mark = rf"\[\[\s*({{0}})\s*\]\]|\b{things}\s*({{0}})\b|^[\s\"'*_`(]*({{0}})[\s\"'*_`).,}}}}]*$"
-    first, second = (bool(re.search(mark.format(one), text, re.IGNORECASE)) for one in ("1|A", "2|B"))
+    first, second = (bool(re.search(mark.format(name), text, re.IGNORECASE)) for name in ("1|A", "2|B"))
     tie = bool(re.search(r"\[\[\s*C\s*\]\]|\b(?:tie|tied|draw|equal(?:ly)?|both|neither)\b", text, re.IGNORECASE))
     denied = bool(re.search(r"\b(?:not|isn't|worse|cannot|can't)\b", text, re.IGNORECASE))
     if denied or first + second + tie != 1:

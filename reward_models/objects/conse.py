@@ -76,7 +76,7 @@ def conse(
         vectors = functional.normalize((top.values[..., None] * labels[top.indices]).sum(1))
         return (vectors * texts[rows]).sum(1)
 
-    return _scored(images, score, classifier, device)
+    return _score_finite(images, score, classifier, device)
 
 
 @conse_reward(range=(-inf, inf), scale="deviations over the classes")
@@ -93,10 +93,10 @@ def conse_z(
     texts, images = _texts(prompts, encoder, device), image_outputs(outputs, "conse_z")
     similarity = texts @ _labels(names, encoder, device).T
     standard = (similarity - similarity.mean(1, keepdim=True)) / similarity.std(1, keepdim=True)
-    return _scored(images, lambda shown, rows: (shown * standard[rows]).sum(1), classifier, device)
+    return _score_finite(images, lambda shown, rows: (shown * standard[rows]).sum(1), classifier, device)
 
 
-def _scored(images: Sequence[Image | None], score: Score, classifier: str, device: str) -> list[float]:
+def _score_finite(images: Sequence[Image | None], score: Score, classifier: str, device: str) -> list[float]:
     """``score`` of the images that can be scored, from their class probabilities and rows; NaN for the others."""
     rows = [row for row, image in enumerate(images) if image is not None]
     values = [math.nan] * len(images)

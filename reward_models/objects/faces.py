@@ -29,7 +29,7 @@ from reward_models.rules.edits import source_image
 
 def check_faces(embed: str, **_: object) -> None:
     """ValueError for a text that names no function."""
-    _loaded(parse(embed, "embed")[0])
+    _load(parse(embed, "embed")[0])
 
 
 @reward(
@@ -50,7 +50,7 @@ def face_identity(prompts: Sequence[Prompt], outputs: Sequence[Output], embed: s
     values = [math.nan] * len(outputs)
     images = {row: image for row, image in enumerate(image_outputs(outputs, "face_identity")) if image is not None}
     sources = {id(prompts[row]): source_image(prompts[row]) for row in images}
-    faces = _embedded([*sources.values(), *images.values()], embed, device)
+    faces = _embed([*sources.values(), *images.values()], embed, device)
     before, after = dict(zip(sources, faces, strict=False)), faces[len(sources) :]
     for row, made in zip(images, after, strict=True):
         values[row] = identity_kept(before[id(prompts[row])], made)
@@ -71,12 +71,12 @@ def identity_kept(before: Float[Tensor, "n width"], after: Float[Tensor, "m widt
     return total / len(before)
 
 
-def _embedded(images: Sequence[Image], embed: str, device: str) -> list[Tensor]:
+def _embed(images: Sequence[Image], embed: str, device: str) -> list[Tensor]:
     """A tensor [faces, D] of each image; ValueError for what is none."""
     if not images:
         return []
     name, parameters = parse(embed, "embed")
-    function = _loaded(name)
+    function = _load(name)
     if "device" in inspect.signature(function).parameters:
         parameters = {"device": device, **parameters}
     rows = [torch.as_tensor(row).detach().cpu() for row in function(images, **parameters)]
@@ -89,7 +89,7 @@ def _embedded(images: Sequence[Image], embed: str, device: str) -> list[Tensor]:
 
 
 @functools.cache
-def _loaded(target: str) -> Callable[..., Sequence[Tensor]]:
+def _load(target: str) -> Callable[..., Sequence[Tensor]]:
     if ":" not in target:
         raise ValueError(
             f"face_identity: embed: got {target!r}, expected package.module:function, a face recognizer of your own "

@@ -135,12 +135,12 @@ def scene_clauses(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def objects(detections: Sequence[Detected], threshold: float) -> dict[str, list[Detected]]:
     """Class to its detections above the threshold, the surest first, at most ``MOST``."""
-    found: dict[str, list[Detected]] = {}
-    for one in sorted(detections, key=lambda one: -one.score):
-        of_class = found.setdefault(one.name, [])
-        if one.score > threshold and len(of_class) < MOST:
-            of_class.append(one)
-    return found
+    by_class: dict[str, list[Detected]] = {}
+    for detection in sorted(detections, key=lambda detection: -detection.score):
+        of_class = by_class.setdefault(detection.name, [])
+        if detection.score > threshold and len(of_class) < MOST:
+            of_class.append(detection)
+    return by_class
 
 
 Clauses = Sequence[Mapping[str, Any]]
@@ -217,12 +217,12 @@ def relations(one: Detected, other: Detected) -> set[str]:
 
 
 def _of_colour(group: Sequence[Detected], colour: str) -> int:
-    if not all(one.colour for one in group):
+    if not all(detection.colour for detection in group):
         raise ValueError(
             f"geneval: a prompt asks for the colour {colour!r}, and the detector tells none of a "
-            f"'{next(one.name for one in group if not one.colour)}'; name a detector that does"
+            f"'{next(detection.name for detection in group if not detection.colour)}'; name a detector that does"
         )
-    return sum(one.colour == colour for one in group)
+    return sum(detection.colour == colour for detection in group)
 
 
 @functools.cache

@@ -17,17 +17,17 @@ def detect(images: Sequence[Image]) -> list[list[Detected]]:
 
 
 def _detect(image: Image) -> list[Detected]:
-    found = []
+    detections = []
     height, width = image.pixels.shape[1:]
     if height != width or height % SIZE:
         raise ValueError(
             f"the detector of scenes: got an image of {width} x {height} pixels, expected a square one whose side is "
             f"a multiple of {SIZE}; for other images name another detector"
         )
-    for one in see(image.pixels.float().permute(1, 2, 0).numpy()):
-        if one.shape and one.colour:
-            width, height = one.size
-            box = one.x - width / 2, one.y - height / 2, one.x + width / 2, one.y + height / 2
-            names = one.shape, f"{one.colour} {one.shape}"
-            found += [Detected(name, box, min(1.0, one.agreement), one.colour) for name in names]
-    return found
+    for detection in see(image.pixels.float().permute(1, 2, 0).numpy()):
+        if detection.shape and detection.colour:
+            width, height = detection.size
+            box = detection.x - width / 2, detection.y - height / 2, detection.x + width / 2, detection.y + height / 2
+            names = detection.shape, f"{detection.colour} {detection.shape}"
+            detections += [Detected(name, box, min(1.0, detection.agreement), detection.colour) for name in names]
+    return detections

@@ -54,9 +54,9 @@ def _encoder(weights: str, device: str) -> tuple[Any, Any]:
     tokenizer.enable_padding()
     network = BertModel(BertConfig.from_json_file(folder / "config.json"))
     file = folder / "model.safetensors"
-    network = load_exactly(network, read_tensors(file, "conse"), file, "conse", _renamed)
+    network = load_exactly(network, read_tensors(file, "conse"), file, "conse", _network_key)
     return tokenizer, network.to(device)
 
 
-def _renamed(key: str) -> str | None:
+def _network_key(key: str) -> str | None:
     return None if key == "embeddings.position_ids" else key  # 0, 1, 2, ..., which are no longer stored

@@ -91,13 +91,13 @@ def _features(image: Grey) -> list[float]:
     pixels = contrast_normalized(image, 1 / 255)
     shape, _, left, right = asymmetric_gaussian(pixels)
     numbers = [shape, (left**2 + right**2) / 2]
-    for one, other in (
+    for first, other in (
         (pixels[:, :-1], pixels[:, 1:]),
         (pixels[:-1], pixels[1:]),
         (pixels[:-1, :-1], pixels[1:, 1:]),
         (pixels[1:, :-1], pixels[:-1, 1:]),
     ):
-        shape, mean, left, right = asymmetric_gaussian(one * other)
+        shape, mean, left, right = asymmetric_gaussian(first * other)
         numbers += [shape, mean, left**2, right**2]
     return numbers
 

@@ -46,7 +46,7 @@ def contrast_normalized(image: Grey, constant: float) -> Grey:
 def _smooth(image: Grey) -> Grey:
     for axis in (0, 1):
         size = image.shape[axis]
-        padded = np.moveaxis(np.pad(image, [(3, 3) if axis == one else (0, 0) for one in (0, 1)]), axis, 0)
+        padded = np.moveaxis(np.pad(image, [(3, 3) if axis == side else (0, 0) for side in (0, 1)]), axis, 0)
         smooth = sum(weight * padded[start : start + size] for start, weight in enumerate(_WINDOW))
         image = np.moveaxis(np.asarray(smooth), 0, axis)
     return image
@@ -63,6 +63,6 @@ def asymmetric_gaussian(values: Float[np.ndarray, "*shape"]) -> tuple[float, flo
     ratio = np.abs(values).mean() ** 2 / np.mean(values**2)
     ratio *= (skew**3 + 1) * (skew + 1) / (skew**2 + 1) ** 2
     shape = float(np.interp(ratio, _RATIOS, _ALPHAS))
-    one, two, three = (math.lgamma(n / shape) for n in (1, 2, 3))
-    mean = (deviations[1] - deviations[0]) * math.exp(two - (one + three) / 2)
+    first, second, third = (math.lgamma(n / shape) for n in (1, 2, 3))
+    mean = (deviations[1] - deviations[0]) * math.exp(second - (first + third) / 2)
     return shape, mean, *deviations

@@ -57,11 +57,11 @@ def nsfw(
     images = image_outputs(outputs, "nsfw")
     seen = [preprocess(image) for image in images if image is not None]
     parts = [np.stack(seen[start : start + BATCH]) for start in range(0, len(seen), BATCH)]
-    found = iter([float(row[1]) for part in parts for row in _session(weights).run(None, {"input_0": part})[0]])
-    probabilities = [math.nan if image is None else next(found) for image in images]
+    scores = iter([float(row[1]) for part in parts for row in _session(weights).run(None, {"input_0": part})[0]])
+    probabilities = [math.nan if image is None else next(scores) for image in images]
     if threshold is None:
         return [1 - probability for probability in probabilities]
-    return [math.nan if math.isnan(one) else float(one < threshold) for one in probabilities]
+    return [math.nan if math.isnan(probability) else float(probability < threshold) for probability in probabilities]
 
 
 def preprocess(image: Image) -> Float[np.ndarray, "224 224 3"]:

@@ -86,26 +86,26 @@ def letter(answer: str, prompt: Prompt) -> str:
     with the text of another option.
     """
     some = options(prompt)
-    if named := _named(some, words(answer)):
+    if named := _letter_of(some, words(answer)):
         return named
     bare = without_end(unwrap(answer)).strip("\"'")
-    match = _lettered(bare) or _lettered(_NAMED.sub("", bare, count=1) if _NAMED.match(bare) else "")
+    match = _split_letter(bare) or _split_letter(_NAMED.sub("", bare, count=1) if _NAMED.match(bare) else "")
     if match is None or _OTHER_LETTER.search(match[1]):
         return ""  # "A. red B. blue" lists choices
     letter, behind = match[0], words(match[1])
-    return letter if _named(some, behind) in ("", letter) else ""
+    return letter if _letter_of(some, behind) in ("", letter) else ""
 
 
-def _lettered(text: str) -> tuple[str, str] | None:
+def _split_letter(text: str) -> tuple[str, str] | None:
     """The letter of a choice, and what stands behind it."""
     if match := _LETTER.fullmatch(text) or _WITH_TEXT.fullmatch(text):
         return match[1].upper(), next((behind for behind in match.groups()[1:] if behind), "")
     return None
 
 
-def _named(some: Sequence[Option], plain: str) -> str:
+def _letter_of(some: Sequence[Option], plain: str) -> str:
     """The letter of the only option with that text; "" where there is none."""
-    letters = [one.letter for one in some if one.text == plain]
+    letters = [option.letter for option in some if option.text == plain]
     return letters[0] if plain and len(letters) == 1 else ""
 
 
@@ -138,7 +138,7 @@ def options(prompt: Prompt) -> list[Option]:
         if len(names) != len(texts) or len({*names}) < len(names):
             malformed(prompt, "one label for each text", f"meta.{key}")
         letters = names if all(re.fullmatch("[A-Z]", name) for name in names) else letters
-    return [Option(*one) for one in zip(letters, map(words, texts), names, strict=True)]
+    return [Option(*parts) for parts in zip(letters, map(words, texts), names, strict=True)]
 
 
 def gold_letter(prompt: Prompt, gold: object) -> str:
@@ -150,9 +150,9 @@ def gold_letter(prompt: Prompt, gold: object) -> str:
     some = options(prompt)
     plain = "" if isinstance(gold, bool) else str(gold).strip()
     bare = plain.strip("().").upper()
-    if labelled := [one.letter for one in some if bare in (one.label, one.letter)]:
+    if labelled := [option.letter for option in some if bare in (option.label, option.letter)]:
         return labelled[0]
-    named = _named(some, words(plain))
+    named = _letter_of(some, words(plain))
     if some and isinstance(gold, int | str) and plain.isdecimal() and int(plain) < len(some):
         place = some[int(plain)].letter
         if named in ("", place) or isinstance(gold, str):
@@ -160,7 +160,7 @@ def gold_letter(prompt: Prompt, gold: object) -> str:
     elif named:
         return named
     if some or not re.fullmatch("[A-Z]", bare):
-        letters = ", ".join(one.letter for one in some)
+        letters = ", ".join(option.letter for option in some)
         malformed(prompt, f"one letter of {letters}, or the number of an option, the first 0" if some else "one letter")
     return bare
 
@@ -186,10 +186,10 @@ def choices(answer: str, prompt: Prompt, output: Text) -> float:
     choices may be numbers or texts of ``options`` too."""
     answers = prompt.answer
     if isinstance(answers, list | tuple) and answers and options(prompt):
-        correct = {gold_letter(prompt, one) for one in answers}
+        correct = {gold_letter(prompt, entry) for entry in answers}
     else:
         correct = _letters(",".join(map(str, answers)) if isinstance(answers, list | tuple) else gold_text(prompt))
-    if not all(re.fullmatch("[A-Z]", one) for one in correct):
+    if not all(re.fullmatch("[A-Z]", letter) for letter in correct):
         malformed(prompt, 'comma-separated letters such as "A,C"')
     return fraction_of_choices(_letters(answer), correct)
 
@@ -304,7 +304,7 @@ def ranking(answer: str, prompt: Prompt, output: Text) -> float:
     """
     answers = prompt.answer
     wanted = (
-        [fold(str(one)).casefold() for one in answers]
+        [fold(str(entry)).casefold() for entry in answers]
         if isinstance(answers, list | tuple)
         else _order(gold_text(prompt))
     )
@@ -314,8 +314,8 @@ def ranking(answer: str, prompt: Prompt, output: Text) -> float:
     if sorted(given) != sorted(wanted):
         return 0.0
     place = {name: number for number, name in enumerate(given)}
-    pairs = [(one, other) for number, one in enumerate(wanted) for other in wanted[number + 1 :]]
-    return sum(place[one] < place[other] for one, other in pairs) / len(pairs)
+    pairs = [(earlier, later) for number, earlier in enumerate(wanted) for later in wanted[number + 1 :]]
+    return sum(place[earlier] < place[later] for earlier, later in pairs) / len(pairs)
 
 
 def _order(text: str) -> list[str]:

@@ -71,7 +71,7 @@ def matched_overlaps(predictions: Sequence[Instance], gold: Sequence[Instance]) 
     """GIoU of the pairs of the cheapest assignment; the cost is the sum of the differences of the coordinates in pixels
     - [same label] - GIoU."""
     overlaps = np.array([[giou(p.box, g.box) for g in gold] for p in predictions])
-    boxes, references = (np.array([one.box for one in side]) for side in (predictions, gold))
+    boxes, references = (np.array([instance.box for instance in side]) for side in (predictions, gold))
     same = np.array([[_name(p) == _name(g) for g in gold] for p in predictions])
     costs = np.abs(boxes[:, None] - references[None]).sum(-1) - same - overlaps
     return [float(overlaps[pair]) for pair in assignment(costs)]

@@ -34,13 +34,13 @@ def resize_both(
     factor = min(1.0, MAX_PIXELS / max(reference.shape))
     height, width = (max(1, round(side * factor)) for side in reference.shape)
 
-    def scaled(pixels: Float[np.ndarray, "h w"]) -> Float[np.ndarray, "a b"]:
+    def resize(pixels: Float[np.ndarray, "h w"]) -> Float[np.ndarray, "a b"]:
         if pixels.shape == (height, width):
             return pixels
         image = Image.fromarray(pixels.astype(np.float32), mode="F")
         return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR), dtype=np.float64)
 
-    return scaled(image), scaled(reference)
+    return resize(image), resize(reference)
 
 
 def cw_ssim(a: Float[np.ndarray, "h w"], b: Float[np.ndarray, "h w"]) -> float:

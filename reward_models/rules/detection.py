@@ -33,10 +33,10 @@ def greedy_overlaps(predictions: Sequence[Box], gold: Sequence[Box]) -> list[flo
     """For each prediction, in order, the IoU with the best gold box not matched before; 0 unless it is above 0.5."""
     free, overlaps = list(gold), []
     for box in predictions:
-        fitting = [one for one in free if iou(box, one) > 0.5]
+        fitting = [candidate for candidate in free if iou(box, candidate) > 0.5]
         if fitting:
-            free.remove(max(fitting, key=lambda one: iou(box, one)))
-        overlaps.append(max((iou(box, one) for one in fitting), default=0.0))
+            free.remove(max(fitting, key=lambda candidate: iou(box, candidate)))
+        overlaps.append(max((iou(box, candidate) for candidate in fitting), default=0.0))
     return overlaps
 
 
@@ -55,7 +55,7 @@ def visual_rft(predictions: Sequence[Instance], gold: Sequence[Box]) -> tuple[fl
     if not instances:
         return (0.0, 0.0) if gold else (1.0, 1.0)
     overlaps = greedy_overlaps([instance.box for instance in instances], gold)
-    scores = [one.confidence if overlap else 1 - one.confidence for one, overlap in zip(instances, overlaps)]
+    scores = [i.confidence if overlap else 1 - i.confidence for i, overlap in zip(instances, overlaps)]
     return sum(overlaps) / max(len(gold), len(instances)), sum(scores) / len(scores)
 
 
@@ -70,19 +70,19 @@ def average_precision(predictions: Sequence[Instance], gold: Sequence[Instance],
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
-    labels = {label: number for number, label in enumerate(dict.fromkeys(one.label for one in gold))}
+    labels = {label: number for number, label in enumerate(dict.fromkeys(instance.label for instance in gold))}
     sides = []
     # pycocotools prints at every step and has no option against it.
     with contextlib.redirect_stdout(io.StringIO()):
-        for instances in (gold, [one for one in predictions if one.label in labels]):
+        for instances in (gold, [instance for instance in predictions if instance.label in labels]):
             side: Any = COCO()
             side.dataset = {
                 "images": [{"id": 1}],
                 "categories": [{"id": number} for number in labels.values()],
                 "annotations": [
-                    {"id": number, "image_id": 1, "category_id": labels[one.label], "iscrowd": 0, "score": 1.0}
-                    | {"bbox": _corner_and_size(one.box), "area": area(one.box)}
-                    for number, one in enumerate(instances, start=1)  # 0 is "no match" to pycocotools
+                    {"id": number, "image_id": 1, "category_id": labels[instance.label], "iscrowd": 0, "score": 1.0}
+                    | {"bbox": _corner_and_size(instance.box), "area": area(instance.box)}
+                    for number, instance in enumerate(instances, start=1)  # 0 is "no match" to pycocotools
                 ],
             }
             side.createIndex()
@@ -127,7 +127,7 @@ def weighted_sum(predictions: Sequence[Instance], gold: Sequence[Instance]) -> f
 @verifier(range=(0, 2))
 def detection_visual_rft(answer: str, prompt: Prompt, output: Text) -> float:
     """IoU reward + confidence reward of ``visual_rft``, at most 2; answers are [{"Position": box, "Confidence": c}]."""
-    gold, predictions = _gold_boxes(prompt), read_objects(_closed(answer), prompt, output, "Position", "Confidence")
+    gold, predictions = _gold_boxes(prompt), read_objects(_close(answer), prompt, output, "Position", "Confidence")
     return 0.0 if predictions is None else sum(visual_rft(predictions, gold))
 
 
@@ -172,7 +172,7 @@ def read_objects(answer: str, prompt: Prompt, output: Text, box_key: str, value_
     instances = complete(_instance(value, box_key, value_key) for value in values)
     if instances is None:
         return None
-    return [one._replace(box=to_original(one.box, prompt, output)) for one in instances]
+    return [instance._replace(box=to_original(instance.box, prompt, output)) for instance in instances]
 
 
 def _instance(value: Any, box_key: str, value_key: str) -> Instance | None:
@@ -191,19 +191,19 @@ def gold_objects(prompt: Prompt) -> list[Instance]:
     instances = complete(_instance(value, "bbox_2d", "label") for value in values)
     if instances is None:
         malformed(prompt, 'a list of {"bbox_2d": [x1, y1, x2, y2], "label": "..."}, which may be empty')
-    check_inside(prompt, [one.box for one in instances])
+    check_inside(prompt, [instance.box for instance in instances])
     return instances
 
 
 def _gold_boxes(prompt: Prompt) -> list[Box]:
     boxes = complete(map(as_box, prompt.answer)) if isinstance(prompt.answer, list | tuple) else None
     if boxes is None:
-        return [one.box for one in gold_objects(prompt)]
+        return [instance.box for instance in gold_objects(prompt)]
     check_inside(prompt, boxes)
     return boxes
 
 
-def _closed(text: str) -> str:
+def _close(text: str) -> str:
     """A truncated list, closed as the released code of Visual-RFT closes it.
 
     It is cut at its last ``},`` or, where there is none, kept whole, and ``}]`` is appended. A single object is

@@ -52,8 +52,8 @@ def boxes_in(value: Any) -> Iterator[Box]:
     elif isinstance(value, dict):
         yield from boxes_in(value.get("bbox_2d", value.get("Position")))
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from boxes_in(one)
+        for part in value:
+            yield from boxes_in(part)
 
 
 def size_of(media: Media) -> tuple[int, int]:

@@ -107,13 +107,13 @@ def change_outside(prompt: Prompt, output: Output, reward: str) -> float:
     pixels, source = output.pixels.detach().cpu().float(), source_image(prompt).pixels.float()
     outside = ~may_change(prompt, (source.shape[1], source.shape[2]))
     if source.shape != pixels.shape:
-        source, outside = _resized(prompt, source, outside, pixels)
+        source, outside = _resize(prompt, source, outside, pixels)
     if not pixels.isfinite().all() or not outside.any():
         return math.nan
     return float((pixels - source)[:, outside].abs().mean())
 
 
-def _resized(
+def _resize(
     prompt: Prompt, source: Float[Tensor, "3 h w"], outside: Bool[Tensor, "h w"], pixels: Float[Tensor, "3 H W"]
 ) -> tuple[Float[Tensor, "3 H W"], Bool[Tensor, "H W"]]:
     """Source and what is outside of its mask in the size of an edit: pixels that no part of the mask falls on."""
@@ -144,14 +144,14 @@ def unchanged_outside(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> l
 @reward("Image", reads=("answer", "media", "meta.mask"), row="reward_models.rules.edits:check_scene")
 def scene_edit_follows(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """1 if the object that was to be edited has its new colour and its shape, otherwise 0."""
-    return [float(all(fit)) for fit, _, _ in _compared(prompts, outputs, "scene_edit_follows")]
+    return [float(all(fit)) for fit, _, _ in _compare(prompts, outputs, "scene_edit_follows")]
 
 
 @reward("Image", reads=("answer", "media", "meta.mask"), row="reward_models.rules.edits:check_scene")
 def scene_edit_all(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """1 if the object has its new colour and its shape, there are as many objects as before, and outside of the mask
     values changed by at most 0.03 in the mean, otherwise 0."""
-    rows = _compared(prompts, outputs, "scene_edit_all")
+    rows = _compare(prompts, outputs, "scene_edit_all")
     return [
         math.nan if math.isnan(change) else float(all(fit) and same and change <= CHANGE) for fit, same, change in rows
     ]
@@ -164,7 +164,7 @@ def scene_edit_score(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> li
     followed is the mean of colour and shape of the object, 0 without its colour; kept max(0, 1 - change / 0.12), with
     the mean change outside of the mask.
     """
-    rows = _compared(prompts, outputs, "scene_edit_score")
+    rows = _compare(prompts, outputs, "scene_edit_score")
     return [
         math.nan if math.isnan(change) else (fit[0] * (1 + fit[1]) / 2 * max(0.0, 1 - change / FORGOTTEN)) ** 0.5
         for fit, _, change in rows
@@ -177,7 +177,7 @@ REWARDS: Mapping[str, Callable[[Sequence[Prompt], Sequence[Output]], list[float]
 """Those that judge edits of scenes, by name."""
 
 
-def _compared(
+def _compare(
     prompts: Sequence[Prompt], outputs: Sequence[Output], reward: str
 ) -> list[tuple[tuple[bool, bool], bool, float]]:
     """Of each output whether colour and shape of the edited object are right, whether there are as many objects as in
@@ -191,21 +191,21 @@ def _compared(
             continue
         assert isinstance(output, Image)
         after, before = (
-            see_once(one.pixels.detach().cpu().float().permute(1, 2, 0).numpy())
-            for one in (output, source_image(prompt))
+            see_once(image.pixels.detach().cpu().float().permute(1, 2, 0).numpy())
+            for image in (output, source_image(prompt))
         )
-        one = _edited(prompt, after)
+        edited = _find_edited(prompt, after)
         fit = (
-            one is not None and one.colour == prompt.answer["colour"],
-            one is not None and one.shape == prompt.answer["shape"],
+            edited is not None and edited.colour == prompt.answer["colour"],
+            edited is not None and edited.shape == prompt.answer["shape"],
         )
         rows.append((fit, len(after) == len(before), change))
     return rows
 
 
-def _edited(prompt: Prompt, detections: Sequence[Detection]) -> Detection | None:
+def _find_edited(prompt: Prompt, detections: Sequence[Detection]) -> Detection | None:
     """The object at the place of the mask, None where there is none."""
     ((left, top, right, bottom),) = boxes_of(prompt.meta["mask"])
     x, y = (left + right) / 2, (top + bottom) / 2
-    near = [one for one in detections if max(abs(one.x - x), abs(one.y - y)) <= NEAR]
-    return min(near, key=lambda one: abs(one.x - x) + abs(one.y - y), default=None)
+    near = [detection for detection in detections if max(abs(detection.x - x), abs(detection.y - y)) <= NEAR]
+    return min(near, key=lambda detection: abs(detection.x - x) + abs(detection.y - y), default=None)

@@ -110,8 +110,8 @@ def as_box(value: Any) -> Box | None:
     box = numbers(value, 4)
     if box is None or max(map(abs, box)) > LARGEST:
         return None
-    found = box[0], box[1], box[2], box[3]
-    return found if area(found) > 0 else None
+    corners = box[0], box[1], box[2], box[3]
+    return corners if area(corners) > 0 else None
 
 
 def gold_box(prompt: Prompt) -> Box:
@@ -297,10 +297,10 @@ def read_time(value: Any) -> Any:
         return value
     if clock := re.fullmatch(_CLOCK, fold(value).strip()):
         return _seconds(clock[0], "")
-    found = quantity(value)
-    if found is None or found.kind not in ("", "time"):
+    amount = quantity(value)
+    if amount is None or amount.kind not in ("", "time"):
         return None
-    return float(found.value * found.factor) if found.kind else float(found.value)
+    return float(amount.value * amount.factor) if amount.kind else float(amount.value)
 
 
 def _seconds(text: str, unit: str) -> float | None:

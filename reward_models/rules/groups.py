@@ -96,8 +96,8 @@ def order_consistency(
         orders = [[row for row in rows if prompts[row].meta.get("variant") == order] for order in (0, 1)]
         if not all(orders):
             continue
-        for own, other in (orders, orders[::-1]):
-            for place, row in enumerate(own):
+        for these, other in (orders, orders[::-1]):
+            for place, row in enumerate(these):
                 pair = values[row], values[other[place % len(other)]]
                 rewards[row] = math.nan if math.isnan(sum(pair)) else float(min(pair) >= right)
     return rewards
@@ -123,11 +123,11 @@ def code_weighted(
     every = programs.all_results(prompts, texts(outputs, "code_weighted"), tags)
     rewards = [0.0] * len(every)
     for rows in groups(prompts):
-        passed = [[one == "passed" for one in every[row]] for row in rows]
+        passed = [[outcome == "passed" for outcome in every[row]] for row in rows]
         rates = [sum(column) / len(rows) for column in zip(*passed, strict=True)]
         weights = density_weights(rates, alpha, sigma, delta)
-        for row, found in zip(rows, passed, strict=True):
-            rewards[row] = sum(weight for weight, right in zip(weights, found, strict=True) if right)
+        for row, passes in zip(rows, passed, strict=True):
+            rewards[row] = sum(weight for weight, right in zip(weights, passes, strict=True) if right)
     return rewards
 
 

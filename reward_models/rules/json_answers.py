@@ -47,9 +47,9 @@ def json_fields(answer: str, prompt: Prompt, output: Text) -> float:
     value = parse(answer)
     if not isinstance(value, dict):
         return 0.0
-    expected, found = flat(gold), flat(value)
-    fraction = sum(key in found and same(found[key], one) for key, one in expected.items()) / len(expected)
-    lengths = sorted(len(json.dumps(one, separators=(",", ":"), ensure_ascii=False)) for one in (gold, value))
+    expected, fields = flat(gold), flat(value)
+    fraction = sum(key in fields and same(fields[key], wanted) for key, wanted in expected.items()) / len(expected)
+    lengths = sorted(len(json.dumps(side, separators=(",", ":"), ensure_ascii=False)) for side in (gold, value))
     return (2 * fraction + lengths[0] / lengths[1]) / 3
 
 
@@ -142,10 +142,10 @@ def _validator(text: str) -> Any:
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The fields of an object and of the objects in it, by dotted name; lists and empty objects are values."""
-    found: dict[str, Any] = {}
-    for key, one in value.items():
-        found |= flat(one, f"{prefix}{key}.") if isinstance(one, Mapping) and one else {f"{prefix}{key}": one}
-    return found
+    fields: dict[str, Any] = {}
+    for key, entry in value.items():
+        fields |= flat(entry, f"{prefix}{key}.") if isinstance(entry, Mapping) and entry else {f"{prefix}{key}": entry}
+    return fields
 
 
 def same(one: Any, other: Any) -> bool:

@@ -164,8 +164,8 @@ def _plain(text: str) -> str:
     """Text outside of formulas: commands removed, their arguments kept, dollars escaped for mathtext."""
     text = text.replace("~", " ").replace("---", "\u2014").replace("--", "\u2013")
     text = _ESCAPED.sub(lambda match: {"{": "\0", "}": "\1"}.get(match[1], match[1]), text)
-    return _escaped(_COMMAND.sub("", text).replace("{", "").replace("}", "").replace("\0", "{").replace("\1", "}"))
+    return _escape(_COMMAND.sub("", text).replace("{", "").replace("}", "").replace("\0", "{").replace("\1", "}"))
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return re.sub(r"\s+", " ", text).replace("$", r"\$")

@@ -60,12 +60,12 @@ def math(answer: str, prompt: Prompt, output: Text) -> float:
     answer = in_digits(contents[0] if len(contents) == 1 else answer)
     if amount is not None:
         answer = with_digits(answer)
-    if amount is not None and (found := quantity(answer)) is not None:
-        values = [alike] if (alike := found.like(amount)) else []
-        if alike and "percent" in (found.kind, amount.kind) and found.kind != amount.kind:
-            part = Fraction(1, 100) if found.kind else Fraction(100)
+    if amount is not None and (value := quantity(answer)) is not None:
+        values = [alike] if (alike := value.like(amount)) else []
+        if alike and "percent" in (value.kind, amount.kind) and value.kind != amount.kind:
+            part = Fraction(1, 100) if value.kind else Fraction(100)
             values.append(replace(alike, value=alike.value * part, decimals=True))  # 10 % is 0.1 too
-        return float(any(_equal(gold, read(one.written)) for one in values))
+        return float(any(_equal(gold, read(candidate.written)) for candidate in values))
     if amount is not None and _HEDGES.search(_outside(answer)):
         return 0.0
     if amount is not None and amount.value != _NO_NUMBER and _DECIMAL_COMMA.search(answer):
@@ -134,11 +134,11 @@ def _near(gold: Any, value: Any) -> bool:
 
     if isinstance(gold, sympy.MatrixBase) and isinstance(value, sympy.MatrixBase):
         return all(map(_near, gold.flat(), value.flat()))
-    if not all(isinstance(one, sympy.Expr) and one.is_number for one in (gold, value)):
+    if not all(isinstance(side, sympy.Expr) and side.is_number for side in (gold, value)):
         return True
     # Digits that are significant beyond those compared; the last factor leaves room for the rounding of a decimal.
-    target, given = (one.doit().evalf(30) for one in (gold, value))
-    scales = (1, 100, sympy.Rational(1, 100)) if any(one.has(sympy.UnevaluatedExpr) for one in (gold, value)) else (1,)
+    target, given = (side.doit().evalf(30) for side in (gold, value))
+    scales = (1, 100, sympy.Rational(1, 100)) if any(s.has(sympy.UnevaluatedExpr) for s in (gold, value)) else (1,)
     return any(bool(abs(given * scale - target) <= abs(target) * SLACK * (1 + 1e-6)) for scale in scales)
 
 

@@ -70,15 +70,15 @@ def between(text: str, opening: str, closing: str) -> list[str]:
 
 def number(text: str) -> float | None:
     """The only number of a text ("1,234.5 km" is 1234.5, "5 million" 5000000, "3x5" holds none) by ``quantity``."""
-    found = quantity(text)
-    return None if found is None else _finite(found.value)
+    amount = quantity(text)
+    return None if amount is None else _finite(amount.value)
 
 
 def number_like(text: str, prompt: Prompt) -> float | None:
     """The only number of an answer, in the unit of the gold answer where both name one; None where the units measure
     different things."""
-    found, gold = quantity(text), gold_quantity(prompt)
-    alike = found and found.like(gold)
+    amount, gold = quantity(text), gold_quantity(prompt)
+    alike = amount and amount.like(gold)
     return _finite(alike.value) if alike else None
 
 
@@ -86,7 +86,7 @@ def numbers(value: Any, count: int) -> tuple[float, ...] | None:
     """A list or tuple of exactly ``count`` finite numbers as floats; None for everything else."""
     if not isinstance(value, list | tuple) or len(value) != count:
         return None
-    if any(isinstance(one, bool) or not isinstance(one, int | float) for one in value):
+    if any(isinstance(entry, bool) or not isinstance(entry, int | float) for entry in value):
         return None
     floats = complete(map(_finite, value))
     return None if floats is None else tuple(floats)
@@ -163,8 +163,8 @@ def gold_number(prompt: Prompt) -> float:
 
 def gold_quantity(prompt: Prompt) -> Quantity:
     """The gold answer as a number with its unit."""
-    found = quantity(final(prompt.answer)) if isinstance(prompt.answer, str) else None
-    return found or Quantity(Fraction(gold_number(prompt)))
+    amount = quantity(final(prompt.answer)) if isinstance(prompt.answer, str) else None
+    return amount or Quantity(Fraction(gold_number(prompt)))
 
 
 def meta_number(prompt: Prompt, key: str, default: float = math.nan) -> float:

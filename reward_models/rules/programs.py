@@ -37,14 +37,14 @@ _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 @verifier(deterministic=False, check="reward_models.rules.sandbox:check")
 def code(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the program passes all of its tests."""
-    return float(all(one == "passed" for one in results(answer, prompt)))
+    return float(all(result == "passed" for result in results(answer, prompt)))
 
 
 @verifier(deterministic=False, check="reward_models.rules.sandbox:check")
 def code_share(answer: str, prompt: Prompt, output: Text) -> float:
     """The fraction of its tests that the program passes."""
-    found = results(answer, prompt)
-    return sum(one == "passed" for one in found) / len(found)
+    outcomes = results(answer, prompt)
+    return sum(outcome == "passed" for outcome in outcomes) / len(outcomes)
 
 
 @reward(
@@ -59,7 +59,7 @@ def code_levels(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool
     """-1 for a program that does not compile, -0.6 for one that fails with an error or a limit in any test, -0.3 for
     a wrong result in any, 1 if all tests pass (``LEVELS``)."""
     every = all_results(prompts, texts(outputs, "code_levels"), tags)
-    return [min(LEVELS[one] for one in found) for found in every]
+    return [min(LEVELS[outcome] for outcome in outcomes) for outcomes in every]
 
 
 def program_in(answer: str) -> str:
@@ -87,8 +87,8 @@ def results(answer: str, prompt: Prompt) -> list[str]:
     seconds, memory = int(meta_number(prompt, "seconds", 2)), int(meta_number(prompt, "memory", 256))
     if min(seconds, memory) < 1:
         malformed(prompt, "a whole number, at least 1", "meta.seconds" if seconds < 1 else "meta.memory")
-    found = sandbox.outcomes(job, seconds, memory)
-    return [judge_test(one, test, token) for one, test in zip(found, tests, strict=True)]
+    outcomes = sandbox.outcomes(job, seconds, memory)
+    return [judge_test(outcome, test, token) for outcome, test in zip(outcomes, tests, strict=True)]
 
 
 def judge_test(outcome: Mapping[str, Any], test: Mapping[str, Any], token: str) -> str:

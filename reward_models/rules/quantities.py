@@ -243,7 +243,7 @@ _SMALL = {name: n for n, name in enumerate(_NAMES)} | {name: 10 * n for n, name 
 _ONES = {name: n for name, n in _SMALL.items() if 0 < n < 10}
 _TO_A_HUNDRED = {
     **_SMALL,
-    **{f"{ten}{mark}{one}": _SMALL[ten] + n for ten in _TENS for one, n in _ONES.items() for mark in "- "},
+    **{f"{ten}{mark}{digit}": _SMALL[ten] + n for ten in _TENS for digit, n in _ONES.items() for mark in "- "},
     **dict.fromkeys(("hundred", "a hundred", "one hundred"), 100),
 }
 _IN_WORDS = re.compile(
@@ -387,23 +387,23 @@ def _only(text: str) -> Quantity | None:
         )
     elif before[-1:] in ("负", "負"):
         sign, before = "-", before[:-1]
-    if sign and not _signed(before, apart):
+    if sign and not _is_sign(before, apart):
         return None
     if not _follows(before, bool(sign)):
         return None
     value, decimals, rest = _value(numeral[0], rest)
     if value is None:
         return None
-    found = _suffix(value, rest, currency)
-    if found is None:
+    suffix = _suffix(value, rest, currency)
+    if suffix is None:
         return None
-    value, kind, factor, rest = found
+    value, kind, factor, rest = suffix
     if not _ends(before, rest, value):
         return None
     return Quantity(-value if sign == "-" else value, kind, factor, decimals)
 
 
-def _signed(before: str, apart: bool) -> bool:
+def _is_sign(before: str, apart: bool) -> bool:
     """Whether a sign after ``before`` belongs to the number behind it, and subtracts nothing from what precedes it."""
     stripped = before.rstrip()
     if not stripped or stripped[-1] in "=:([{,;≈\"'#" or (re.search(r"[.?!]$", stripped) and before != stripped):
@@ -485,14 +485,14 @@ def _scale_at(rest: str, money: bool) -> tuple[int, int] | None:
         return None
     word = match[1]
     lower = word.lower()
-    found = (
+    scale = (
         _CJK_SCALES.get(word) or _SCALES.get(lower) or _SCALES.get(lower.removesuffix("s") if len(lower) > 5 else lower)
     )
-    if found is None and not re.match(r"[\s-]?\s*[A-Za-z]+[\^/]", rest):
-        found = _LETTER_SCALES.get(word) or (_MONEY_SCALES.get(word) if money else None)
-    if found is None:
+    if scale is None and not re.match(r"[\s-]?\s*[A-Za-z]+[\^/]", rest):
+        scale = _LETTER_SCALES.get(word) or (_MONEY_SCALES.get(word) if money else None)
+    if scale is None:
         return None
-    return found, match.end(1)
+    return scale, match.end(1)
 
 
 def _unit_at(rest: str) -> tuple[str, Fraction, int] | None:
@@ -518,12 +518,12 @@ def _unit_at(rest: str) -> tuple[str, Fraction, int] | None:
     if kind or name in _EXACT_UNITS or name.lower() in _WORD_UNITS:
         return kind, factor, match.end()
     parts = re.findall(r"[A-Za-zμ]+", name)
-    if len(name) > len(parts[0] if parts else "") and parts and all(_known(part) for part in parts):
+    if len(name) > len(parts[0] if parts else "") and parts and all(_is_unit(part) for part in parts):
         return "", Fraction(1), match.end()  # m/s2, km/l: a unit, but none that is compared
     return None
 
 
-def _known(name: str) -> bool:
+def _is_unit(name: str) -> bool:
     return name in _EXACT_UNITS or name.lower() in _WORD_UNITS or name in ("s", "h", "m", "g")
 
 
@@ -537,7 +537,7 @@ def _unit_of(name: str) -> tuple[str, Fraction]:
 
 def _ends(before: str, rest: str, value: Fraction) -> bool:
     """Whether nothing in the rest of the text is another number, or changes this one."""
-    if rest[:1] == "!" or (re.match(r"\s*[-+*/×÷·^=<>≤≥≠±%_|&√π∞~]", rest) and not _dashed(rest)):
+    if rest[:1] == "!" or (re.match(r"\s*[-+*/×÷·^=<>≤≥≠±%_|&√π∞~]", rest) and not _is_joining_dash(rest)):
         return bool(re.match(r"\s*=\s*[A-Za-z]\s*$", rest))
     if rest[:1] and not re.match(rf"[\s.,;:?)\]}}\"'»!。，、；：？）」°{_CJK}-]|[^\W\d_]", rest):
         return False
@@ -553,7 +553,7 @@ def _ends(before: str, rest: str, value: Fraction) -> bool:
     return all(_same_word(word[0], value) for word in _NUMBER_WORD.finditer(elsewhere))
 
 
-def _dashed(rest: str) -> bool:
+def _is_joining_dash(rest: str) -> bool:
     """Whether a dash behind a number only joins a word to it, or ends the statement: "5-year", "5 - as shown"."""
     return re.match(r"\s?-\s?[^\W\d_]{2,}|\s*-\s*$", rest) is not None and not re.match(r"-\s*$", rest)
 

@@ -48,8 +48,8 @@ class Result(NamedTuple):
 )
 def sql(answer: str, prompt: Prompt, output: Text) -> float:
     """1 if the query has the result of the gold query."""
-    gold, found = both(answer, prompt)
-    return float(equal(found.rows, gold.rows, is_ordered(gold_text(prompt))))
+    gold, result = both(answer, prompt)
+    return float(equal(result.rows, gold.rows, is_ordered(gold_text(prompt))))
 
 
 @verifier(
@@ -67,14 +67,14 @@ def sql_partial(answer: str, prompt: Prompt, output: Text) -> float:
     says SQLite, before it runs. A right query has at least 4, a wrong one at most 3. Reasoning-SQL's reward without its
     judge is ``[sql_partial, format]``.
     """
-    gold, found = both(answer, prompt)
+    gold, result = both(answer, prompt)
     query = program_in(answer)
     if not query.strip():
         return 0.0
     parts = {
-        "execution": float(equal(found.rows, gold.rows, is_ordered(gold_text(prompt)))),
-        "syntax": float(found.rows is not None),
-        "schema": jaccard(found.items, gold.items),
+        "execution": float(equal(result.rows, gold.rows, is_ordered(gold_text(prompt)))),
+        "syntax": float(result.rows is not None),
+        "schema": jaccard(result.items, gold.items),
         "words": jaccard(pairs(query), pairs(gold_text(prompt))),
     }
     return sum(WEIGHTS[name] * value for name, value in parts.items())
@@ -90,7 +90,7 @@ def both(answer: str, prompt: Prompt) -> tuple[Result, Result]:
     limits = int(meta_number(prompt, "seconds", 2)), int(meta_number(prompt, "memory", 256))
     if min(limits) < 1:
         malformed(prompt, "a whole number, at least 1", "meta.seconds" if limits[0] < 1 else "meta.memory")
-    gold = _kept(gold_text(prompt), str(Path(path).resolve()) if path else "", script, limits)
+    gold = _run_once(gold_text(prompt), str(Path(path).resolve()) if path else "", script, limits)
     if gold.rows is None:
         malformed(prompt, f"a query that runs, and this one does not ({gold.problem})")
     query = program_in(answer).strip()
@@ -102,13 +102,13 @@ def both(answer: str, prompt: Prompt) -> tuple[Result, Result]:
 def run(query: str, database: str, script: str, limits: tuple[int, int]) -> Result:
     """Run one query in the sandbox."""
     job = {"kind": "sqlite", "query": query, "database": database, "script": script, "rows": MOST}
-    [one] = sandbox.outcomes(job, *limits)
-    items = frozenset((table, column) for table, column in one.get("items", ()))
-    return Result(one["rows"] if one["status"] == "done" else None, items, one.get("what", ""))
+    [outcome] = sandbox.outcomes(job, *limits)
+    items = frozenset((table, column) for table, column in outcome.get("items", ()))
+    return Result(outcome["rows"] if outcome["status"] == "done" else None, items, outcome.get("what", ""))
 
 
 @lru_cache(maxsize=1024)
-def _kept(query: str, database: str, script: str, limits: tuple[int, int]) -> Result:
+def _run_once(query: str, database: str, script: str, limits: tuple[int, int]) -> Result:
     return run(query, database, script, limits)
 
 
@@ -141,5 +141,5 @@ def jaccard(one: frozenset[Any], other: frozenset[Any]) -> float:
 
 def pairs(query: str) -> frozenset[tuple[str, str]]:
     """Neighbouring words and signs of a query, names in small letters."""
-    found = [token if token[0] == "'" else token.lower() for token in _TOKEN.findall(query.strip().rstrip(";"))]
-    return frozenset(pairwise(found))
+    tokens = [token if token[0] == "'" else token.lower() for token in _TOKEN.findall(query.strip().rstrip(";"))]
+    return frozenset(pairwise(tokens))

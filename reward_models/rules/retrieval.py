@@ -51,8 +51,8 @@ def routed_step(prompts: Sequence[Prompt], outputs: Sequence[Output], embed: str
     """
     written = [text.text for text in texts(outputs, "routed_step")]
     asking = [row for row, prompt in enumerate(prompts) if "retriever" in prompt.meta]
-    asked = {row: question for row in asking if (question := _last(_QUESTION, written[row]))}
-    similar = dict.fromkeys(asking, 0.0) | dict(zip(asked, _cosines(prompts, asked, embed, device), strict=True))
+    queries = {row: question for row in asking if (question := _last(_QUESTION, written[row]))}
+    similar = dict.fromkeys(asking, 0.0) | dict(zip(queries, _cosines(prompts, queries, embed, device), strict=True))
     values = []
     for row, (prompt, text) in enumerate(zip(prompts, written, strict=True)):
         check_row(prompt)
@@ -73,8 +73,8 @@ def recall(answer: str, gold: str) -> float:
 
 
 def _last(pattern: re.Pattern[str], text: str) -> str:
-    found = pattern.findall(text)
-    return found[-1].strip() if found else ""
+    matches = pattern.findall(text)
+    return matches[-1].strip() if matches else ""
 
 
 def _cosines(prompts: Sequence[Prompt], asked: dict[int, str], embed: str, device: str) -> list[float]:

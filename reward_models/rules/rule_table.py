@@ -31,8 +31,8 @@ def _between(value: float, bounds: Any) -> bool:
 
 
 def _number(text: str, bounds: Any) -> bool:
-    found = quantity(text)
-    return found is not None and _between(float(found.value), bounds)
+    amount = quantity(text)
+    return amount is not None and _between(float(amount.value), bounds)
 
 
 @lru_cache(maxsize=1024)

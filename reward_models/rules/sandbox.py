@@ -43,7 +43,7 @@ def outcomes(job: Mapping[str, Any], seconds: int = 2, memory: int = 256) -> lis
     wait = 60 + parts * 2 * sandboxed.patience(seconds)
     try:
         answer, _ = process.communicate(text.encode(), timeout=wait)
-        found = json.loads(answer)
+        results = json.loads(answer)
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(f"the sandbox: no outcome of {parts} parts in {wait} s") from error
     except ValueError as error:
@@ -52,10 +52,10 @@ def outcomes(job: Mapping[str, Any], seconds: int = 2, memory: int = 256) -> lis
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    for one in found:
-        if one["status"] == "unconfined":
-            raise RuntimeError(f"the sandbox: {one['what']}; nothing was run")
-    return found
+    for result in results:
+        if result["status"] == "unconfined":
+            raise RuntimeError(f"the sandbox: {result['what']}; nothing was run")
+    return results
 
 
 @cache
@@ -64,10 +64,10 @@ def obstacle() -> str:
     if sys.platform != "linux" or platform.machine() not in sandboxed.ALLOWED:
         return f"a sandbox needs Linux on {' or '.join(sandboxed.ALLOWED)}, this is {sys.platform} {platform.machine()}"
     try:
-        [one] = outcomes({"kind": "python", "code": "open('/')", "tests": [{"input": ""}]})
+        [outcome] = outcomes({"kind": "python", "code": "open('/')", "tests": [{"input": ""}]})
     except (RuntimeError, OSError) as error:
         return str(error)
-    return "" if "PermissionError" in one.get("what", "") else f"a confined process could open a folder ({one})"
+    return "" if "PermissionError" in outcome.get("what", "") else f"a confined process could open a folder ({outcome})"
 
 
 def check(tags: bool | str = True) -> None:

@@ -66,10 +66,10 @@ def see(pixels: Float[np.ndarray, "size size 3"]) -> list[Detection]:
     objects = [label for label in range(1, count + 1) if sizes[label] >= SMALLEST * scale**2]
     detections = []
     for label in objects:
-        own = labels == label
+        region = labels == label
         # Background stays in the soft mask, since antialiased edges are below the threshold of connected pixels.
-        detections.append(_classify(pixels, strength * (own | (labels == 0)), own, SHAPES))
-    if not all(one.shape for one in detections):
+        detections.append(_classify(pixels, strength * (region | (labels == 0)), region, SHAPES))
+    if not all(detection.shape for detection in detections):
         word = _classify(pixels, strength, np.isin(labels, objects), WORDS)
         if word.shape:
             return [word]
@@ -194,7 +194,7 @@ def scene_score(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[fl
     Parts, with d detected and n requested objects: count, max(0, 1 - |d - n| / n); colours, size of the intersection of
     multisets / max(d, n); (colour, shape) pairs, likewise; position, 0 or 1.
     """
-    return _score(prompts, outputs, _graded)
+    return _score(prompts, outputs, _grade)
 
 
 @reward("Image", reads=("answer",))
@@ -276,11 +276,11 @@ def _score(
 
 def see_once(pixels: Float[np.ndarray, "size size 3"]) -> Sequence[Detection]:
     """``see``, once for all rewards that look at an image in float32."""
-    return _seen(pixels.tobytes(), len(pixels))
+    return _see(pixels.tobytes(), len(pixels))
 
 
 @lru_cache(maxsize=512)
-def _seen(pixels: bytes, size: int) -> Sequence[Detection]:
+def _see(pixels: bytes, size: int) -> Sequence[Detection]:
     return tuple(see(np.frombuffer(pixels, np.float32).reshape(size, size, 3)))
 
 
@@ -289,11 +289,11 @@ def _count(scene: Scene, detections: Sequence[Detection]) -> float:
 
 
 def _colour(scene: Scene, detections: Sequence[Detection]) -> float:
-    return {one.colour for one in detections} == {colour for colour, _ in scene.objects}
+    return {d.colour for d in detections} == {colour for colour, _ in scene.objects}
 
 
 def _shape(scene: Scene, detections: Sequence[Detection]) -> float:
-    return {one.shape for one in detections} == {shape for _, shape in scene.objects}
+    return {d.shape for d in detections} == {shape for _, shape in scene.objects}
 
 
 def _position(scene: Scene, detections: Sequence[Detection]) -> float:
@@ -331,7 +331,7 @@ def _all(scene: Scene, detections: Sequence[Detection]) -> float:
     return Counter((t.colour, t.shape) for t in detections) == Counter(scene.objects) and _position(scene, detections)
 
 
-def _graded(scene: Scene, detections: Sequence[Detection]) -> float:
+def _grade(scene: Scene, detections: Sequence[Detection]) -> float:
     expected = len(scene.objects)
     most = max(expected, len(detections))
     colours = Counter(t.colour for t in detections) & Counter(colour for colour, _ in scene.objects)
@@ -343,9 +343,9 @@ def _graded(scene: Scene, detections: Sequence[Detection]) -> float:
 def _fit(scene: Scene, detections: Sequence[Detection]) -> float:
     expected, free, shapes = scene.objects, list(detections), 0.0
     for colour, shape in expected:
-        candidates = [one for one in free if one.colour == colour]
+        candidates = [d for d in free if d.colour == colour]
         if candidates:
-            best = max(candidates, key=lambda one: one.agreements.get(shape, 0.0))
+            best = max(candidates, key=lambda d: d.agreements.get(shape, 0.0))
             shapes += best.agreements.get(shape, 0.0)
             free.remove(best)
     count = max(0.0, 1 - abs(len(detections) - len(expected)) / len(expected))

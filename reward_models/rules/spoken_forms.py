@@ -40,7 +40,7 @@ _CASED = re.compile(r"(?<![^\W\d_])(?:m(W|V|A|J|N|Hz|Pa|Ω)|(?:M(g|s|m|l)|(?<=\d
 _BITS = {"K": "kilobits", "M": "megabits", "G": "gigabits", "T": "terabits"}
 
 
-def _cased(match: re.Match[str]) -> str:
+def _prefixed_unit(match: re.Match[str]) -> str:
     milli, mega, bits = match.groups()
     return f" {_BITS[bits] if bits else f'milli{milli}' if milli else f'mega{mega or str()}'} "
 
@@ -75,7 +75,7 @@ def plain(text: str) -> str:
     text = unicodedata.normalize("NFKC", text).translate(_FOLDS).replace("\u2044", "/")
     text = "".join(str(unicodedata.decimal(letter, letter)) for letter in text)
     text = text.replace("\ue001", "′").replace("\ue002", "″")
-    return _CASED.sub(_cased, text).lower()
+    return _CASED.sub(_prefixed_unit, text).lower()
 
 
 def symbols(letter: str) -> bool:
@@ -177,11 +177,11 @@ def _numeral(text: str, start: int) -> tuple[str, int]:
         sign, place = "-", place + 1
     if unit and text.startswith("百", place) and not text.startswith("百分", place):
         return f"{sign}100{unit}", place + 1
-    form, end = _unsigned(text, place) if place < len(text) else ("", start)
+    form, end = _read_unsigned(text, place) if place < len(text) else ("", start)
     return (f"{sign}{form}{unit}", end) if form else ("", start)
 
 
-def _unsigned(text: str, start: int) -> tuple[str, int]:
+def _read_unsigned(text: str, start: int) -> tuple[str, int]:
     """The whole number, decimal or fraction at a place, and its end."""
     written = _IN_DIGITS.match(text, start)
     if written and text[written.end() : written.end() + 1] not in (*_SMALL, *_LARGE):
@@ -209,12 +209,12 @@ def _decimal(text: str, start: int) -> tuple[str, int]:
         value, end = _whole(text, start)
         if value is None:
             return "", start
-        form = _written(value)
+        form = _in_digits(value)
     fraction = re.compile(f"点([{''.join(_DIGITS)}]+)(?![{_FOLLOWS_CLOCK}])").match(text, end)
     if fraction and not text[start].isdecimal() and "." not in form and len(fraction[1]) < LONGEST:
         form, end = f"{form}.{''.join(str(_DIGITS[digit]) for digit in fraction[1])}", fraction.end()
         if scale := _LARGE.get(text[end : end + 1]):
-            form, end = _written(Fraction(form) * scale), end + 1
+            form, end = _in_digits(Fraction(form) * scale), end + 1
     return form, end
 
 
@@ -267,7 +267,7 @@ def _section(text: str, start: int) -> tuple[Fraction | None, int, bool]:
     return (Fraction(value), place, True) if last < 10**4 else (None, start, False)
 
 
-def _written(value: Fraction) -> str:
+def _in_digits(value: Fraction) -> str:
     """A number in digits: whole, or with all of its decimals."""
     if value.denominator == 1:
         return str(value.numerator)
@@ -419,7 +419,7 @@ def english(spellings: Mapping[str, str]) -> Callable[[str], str]:
         if pattern != r"'s\b"
     ]
 
-    def normalized(text: str) -> str:
+    def normalize(text: str) -> str:
         text = re.sub(r"(?<!\s)\s+'", "'", plain(text)) if " '" in text else plain(text)
         for pattern, replacement in (*_ALIKE, *contractions):
             text = pattern.sub(replacement, text)
@@ -428,9 +428,9 @@ def english(spellings: Mapping[str, str]) -> Callable[[str], str]:
             for letter in text.replace("'", "")
         )
         words = _split(text, remove_symbols_and_diacritics)
-        return " ".join(spellings.get(word, word) for word in _measured(list(_numbers(words))))
+        return " ".join(spellings.get(word, word) for word in _join_units(list(_numbers(words))))
 
-    return normalized
+    return normalize
 
 
 def _split(text: str, clean: Callable[[str], str]) -> list[str]:
@@ -450,7 +450,7 @@ def _split(text: str, clean: Callable[[str], str]) -> list[str]:
     return words
 
 
-def _measured(words: Sequence[str]) -> list[str]:
+def _join_units(words: Sequence[str]) -> list[str]:
     """Words behind numbers as units, without hesitations; signs before numbers; dollars and cents without "and"."""
     result: list[str] = []
     for place, word in enumerate(words):
@@ -559,13 +559,13 @@ def _cardinal(words: Sequence[str], start: int) -> tuple[int, int] | None:
 def _number(words: Sequence[str], start: int) -> tuple[list[str], int] | None:
     word = _at(words, start)
     if word in ORDINALS:
-        return [_suffixed(ORDINALS[word])], start + 1
+        return [_ordinal_form(ORDINALS[word])], start + 1
     if word in DECADES:
         return [f"{DECADES[word]}s"], start + 1
     if word == "point":
         before = words[start - 1] if start else ""
         decimals = None if before in _DETERMINERS else _decimals(words, start)
-        return None if decimals is None else _scaled(words, f"0{decimals[0]}", decimals[1])
+        return None if decimals is None else _scale(words, f"0{decimals[0]}", decimals[1])
     if word == "zero":
         value, end = 0, start + 1
     elif cardinal := _year(words, start) or _cardinal(words, start):
@@ -573,13 +573,13 @@ def _number(words: Sequence[str], start: int) -> tuple[list[str], int] | None:
     elif word.isdecimal() and (word == "0" or word[0] != "0") and len(word) < LONGEST:
         value, end = int(word), start + 1
     elif re.fullmatch(r"\d+\.\d+", word) and len(word) < LONGEST:
-        return _scaled(words, word, start + 1)
+        return _scale(words, word, start + 1)
     elif word in ("oh", "o") and start and _spoken_hour(words[start - 1]) and _at(words, start + 1) in ONES:
         return [f"0{ONES[words[start + 1]]}"], start + 2
     else:
         return None
     if decimals := _decimals(words, end):
-        return _scaled(words, f"{value}{decimals[0]}", decimals[1])
+        return _scale(words, f"{value}{decimals[0]}", decimals[1])
     return _ordinal_or_part(words, start, value, end)
 
 
@@ -604,16 +604,16 @@ def _ordinal_or_part(words: Sequence[str], start: int, value: int, end: int) -> 
             "one quarter": ".25",
             "three quarters": ".75",
         }.get(part):
-            return _scaled(words, f"{value}{quarter}", end + 3)
+            return _scale(words, f"{value}{quarter}", end + 3)
     after = _at(words, end + 1)
     if following == "and" and (last == "hundred" or last in SCALES) and 0 < ORDINALS.get(after, 0) < 100:
-        return [_suffixed(value + ORDINALS[after])], end + 2
+        return [_ordinal_form(value + ORDINALS[after])], end + 2
     if ordinal and not written:
         completes = (last in TENS and ordinal < 10) or ((last == "hundred" or last in SCALES) and ordinal < 100)
         if completes:
-            return [_suffixed(value + ordinal)], end + 1
+            return [_ordinal_form(value + ordinal)], end + 1
         if ordinal >= 100 and value > 1:
-            return [_suffixed(value * ordinal)], end + 1
+            return [_ordinal_form(value * ordinal)], end + 1
     if following in DECADES and not written:
         if 16 <= value <= 20:
             return [f"{100 * value + DECADES[following]}s"], end + 1
@@ -656,14 +656,14 @@ def _decimals(words: Sequence[str], start: int) -> tuple[str, int] | None:
     return (form, place) if form else None
 
 
-def _scaled(words: Sequence[str], number: str, end: int) -> tuple[list[str], int]:
+def _scale(words: Sequence[str], number: str, end: int) -> tuple[list[str], int]:
     """A number with decimals times the word of scale behind it."""
     if number.count(".") == 1 and len(number) < LONGEST and (scale := SCALES.get(_at(words, end), 0)):
-        return [_written(Fraction(number) * scale)], end + 1
+        return [_in_digits(Fraction(number) * scale)], end + 1
     return [number], end
 
 
-def _suffixed(value: int) -> str:
+def _ordinal_form(value: int) -> str:
     last = 0 if value // 10 % 10 == 1 else value % 10
     return f"{value}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(last, 'th') }"
 

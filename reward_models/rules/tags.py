@@ -99,7 +99,7 @@ def _start(pattern: str, flags: re.RegexFlag = re.DOTALL) -> Check:
     return lambda text, prompt: compiled.match(text) is not None
 
 
-def _enclosed(first: str, *between: str, last: str) -> Check:
+def _encloses(first: str, *between: str, last: str) -> Check:
     return lambda text, prompt: enclosed_text(text, first, *between, last=last) is not None
 
 
@@ -122,7 +122,7 @@ def _one_of_each(text: str, prompt: Prompt) -> bool:
     return text.startswith(tags[0]) and text.endswith(tags[3]) and all(text.count(tag) == 1 for tag in tags)
 
 
-def _boxed(text: str, prompt: Prompt) -> bool:
+def _has_box(text: str, prompt: Prompt) -> bool:
     joined = re.sub(r"(?<!\s)\s+(?=[<>/])", "", re.sub(r"([<>/])\s+", r"\1", text))
     return joined.startswith("<think>") and in_order(joined, "<think>", "</think>", r"\\boxed\{", r"\}")
 
@@ -206,7 +206,7 @@ STYLES: Mapping[str, Check] = {
     # An answer and nothing else: no thinking (No-Thinking-RL, GUI-G1). Ours is strict.
     "answer": _whole(rf"\s*<answer>{_NO_TAG}</answer>\s*"),
     # A thought, then \boxed{}; spaces around <, > and / are ignored (EasyR1, verl).
-    "boxed": _boxed,
+    "boxed": _has_box,
     # Thought and answer; in the answer, inside braces, four whole numbers in brackets (VLM-R1).
     "box": _box,
     # Thought and an answer of digits only (CrowdVLM-R1).
@@ -222,7 +222,7 @@ STYLES: Mapping[str, Check] = {
     # Thought and an answer that is a list of actions with point and input_text (GUI-R1).
     "actions": _actions,
     # Thought, which may be empty, and an action (TON).
-    "think_action": _enclosed("<think>", r"</think>\s*<action>", last="</action>"),
+    "think_action": _encloses("<think>", r"</think>\s*<action>", last="</action>"),
     # A thought and JSON in <output>, anywhere (VLA-R1).
     "think_output": _output,
     # <class>label</class> somewhere (TimeMaster).

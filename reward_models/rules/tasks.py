@@ -120,9 +120,9 @@ def score_rows(
     """The values of rows by their tasks; those that run in a sandbox as many at a time as there are cores."""
     answers = [answer_in(text, prompt, tags) for prompt, text in zip(prompts, outputs, strict=True)]
     rows = list(zip(tasks, answers, prompts, outputs, strict=True))
-    apart = {programs.__name__, queries.__name__} & {one.__module__ for one in tasks}
+    apart = {programs.__name__, queries.__name__} & {verifier.__module__ for verifier in tasks}
     if not apart:
-        return [one(answer, prompt, text) for one, answer, prompt, text in rows]
+        return [verifier(answer, prompt, text) for verifier, answer, prompt, text in rows]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         return list(pool.map(lambda row: row[0](*row[1:]), rows))
 

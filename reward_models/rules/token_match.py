@@ -55,8 +55,8 @@ def bmas(prompts: Sequence[Prompt], outputs: Sequence[Output], model: str, tags:
     tokenizer, table = _embeddings(model)
     values = []
     for prompt, text in zip(prompts, texts(outputs, "bmas"), strict=True):
-        tokens = [_tokens(tokenizer, one) for one in (answer_in(text, prompt, tags), gold_text(prompt))]
-        values.append(max(0.0, max_average_similarity(*(table[one] for one in tokens))) if all(tokens) else 0.0)
+        tokens = [_tokens(tokenizer, side) for side in (answer_in(text, prompt, tags), gold_text(prompt))]
+        values.append(max(0.0, max_average_similarity(*(table[row] for row in tokens))) if all(tokens) else 0.0)
     return values
 
 

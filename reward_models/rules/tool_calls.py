@@ -59,13 +59,13 @@ def tool_match(prompts: Sequence[Prompt], outputs: Sequence[Output], strict: boo
     """
     values = []
     for prompt, text in zip(prompts, texts(outputs, "tool_match"), strict=True):
-        gold, found = gold_calls(prompt), calls_made(text)
+        gold, made = gold_calls(prompt), calls_made(text)
         if not gold:
             values.append(0.0)
-        elif not found:
+        elif not made:
             values.append(-3.0)
         else:
-            value = 6 * score(gold, found) / most(gold) - 3
+            value = 6 * score(gold, made) / most(gold) - 3
             values.append((3.0 if value > 3 - 1e-9 else -3.0) if strict else value)
     return values
 
@@ -88,9 +88,9 @@ def score(gold: Sequence[Call], found: Sequence[Call]) -> float:
     names, others = (Counter(name for name, _ in calls) for calls in (gold, found))
     total = (names & others).total() / (names | others).total()
     for name in names & others:
-        mine = [parameters for one, parameters in gold if one == name]
-        theirs = [parameters for one, parameters in found if one == name]
-        total += best_assignment([[likeness(one, other) for other in theirs] for one in mine])
+        mine = [parameters for called_name, parameters in gold if called_name == name]
+        theirs = [parameters for called, parameters in found if called == name]
+        total += best_assignment([[likeness(wanted, other) for other in theirs] for wanted in mine])
     return total
 
 
@@ -126,7 +126,7 @@ def calls_made(text: Text) -> list[Call] | None:
 
 def calls_in(completion: str) -> list[Call] | None:
     """The calls of a completion after its thought; None where one cannot be read, and empty where there is none."""
-    found: list[Call] = []
+    calls: list[Call] = []
     for content in between(completion.rpartition("</think>")[2], *TAG):
         if len(content) > MAX_CHARACTERS:
             return None
@@ -136,12 +136,12 @@ def calls_in(completion: str) -> list[Call] | None:
                 value, end = decoder.raw_decode(rest)
             except (ValueError, RecursionError):
                 return None
-            several = [call_of(one) for one in (value if isinstance(value, list) else [value])]
-            found += [one for one in several if one is not None]
+            several = [call_of(entry) for entry in (value if isinstance(value, list) else [value])]
+            calls += [call for call in several if call is not None]
             if None in several:
                 return None
             rest = rest[end:].lstrip(" \t\r\n,")
-    return found
+    return calls
 
 
 def call_of(value: Any) -> Call | None:
@@ -155,10 +155,10 @@ def call_of(value: Any) -> Call | None:
 def gold_calls(prompt: Prompt) -> list[Call]:
     """The calls that a row expects."""
     calls = prompt.answer
-    found = [call_of(one) for one in calls] if isinstance(calls, list | tuple) else [None]
-    if None in found:
+    read = [call_of(entry) for entry in calls] if isinstance(calls, list | tuple) else [None]
+    if None in read:
         malformed(prompt, 'a list of calls, {"name": ..., "parameters": {...}}')
-    return [one for one in found if one is not None]
+    return [call for call in read if call is not None]
 
 
 def responds(prompt: Prompt) -> bool:

@@ -85,7 +85,7 @@ def film_score(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[flo
     / n); colours, size of the intersection of multisets / max(d, n); (colour, shape) pairs, likewise; and motion, the
     share of the requested objects that move their way (or appear in order), half of it for the speed.
     """
-    return _score(prompts, outputs, _graded)
+    return _score(prompts, outputs, _grade)
 
 
 @reward("Video", reads=("answer",))
@@ -134,11 +134,11 @@ def _score(
 
 def _watch(clip: Float[np.ndarray, "frames 16 16 3"]) -> Frames:
     """The objects of every frame."""
-    return _watched(clip.astype(np.float32).tobytes())
+    return _watch_once(clip.astype(np.float32).tobytes())
 
 
 @functools.lru_cache(maxsize=1024)
-def _watched(pixels: bytes) -> Frames:
+def _watch_once(pixels: bytes) -> Frames:
     """The same of the pixels in fp32; clips are remembered, since a run has several of these rewards.
 
     A white margin makes a frame as large as an image of a scene.
@@ -152,25 +152,25 @@ def _share(right: Sequence[float]) -> float:
     return sum(right) / FRAMES
 
 
-def _expected(scene: VideoScene, objects: list[Detection]) -> list[tuple[str, str]]:
+def _expected_names(scene: VideoScene, objects: list[Detection]) -> list[tuple[str, str]]:
     """(colour, shape) of the objects that a frame should have; in "a then b" of the one that it rather has."""
     names = [actor.name for actor in scene.objects]
     if scene.kind != "order":
         return names
-    shown = {one.colour for one in objects}
+    shown = {d.colour for d in objects}
     return names[1:] if names[1][0] in shown and names[0][0] not in shown else names[:1]
 
 
 def _counts(scene: VideoScene, frames: Frames) -> list[float]:
-    return [len(objects) == len(_expected(scene, objects)) for objects in frames]
+    return [len(objects) == len(_expected_names(scene, objects)) for objects in frames]
 
 
 def _things(scene: VideoScene, frames: Frames) -> list[float]:
-    return [_names(objects) == Counter(_expected(scene, objects)) for objects in frames]
+    return [_names(objects) == Counter(_expected_names(scene, objects)) for objects in frames]
 
 
 def _names(objects: list[Detection]) -> Counter[tuple[str, str]]:
-    return Counter((one.colour, one.shape) for one in objects)
+    return Counter((d.colour, d.shape) for d in objects)
 
 
 def _same(scene: VideoScene, frames: Frames) -> float:
@@ -197,7 +197,7 @@ def _paths(actor: Actor, frames: Frames) -> list[tuple[bool, bool]]:
     along = np.array(WAYS[actor.way])
     times, places = [], []
     for time, objects in enumerate(frames):
-        centres = [np.array((one.x, one.y)) for one in objects if one.colour == actor.colour]
+        centres = [np.array((d.x, d.y)) for d in objects if d.colour == actor.colour]
         if len(centres) == actor.count:
             times.append(time)
             places.append(sorted(centres, key=lambda centre: float(centre @ along[::-1])))
@@ -217,10 +217,10 @@ def _all(scene: VideoScene, frames: Frames) -> float:
     return float(_share(_things(scene, frames)) >= RIGHT and all(speed for _, speed in _motion(scene, frames)))
 
 
-def _graded(scene: VideoScene, frames: Frames) -> float:
+def _grade(scene: VideoScene, frames: Frames) -> float:
     count = colours = things = 0.0
     for objects in frames:
-        expected = _expected(scene, objects)
+        expected = _expected_names(scene, objects)
         most = max(len(expected), len(objects))
         count += max(0.0, 1 - abs(len(objects) - len(expected)) / len(expected))
         colours += (Counter(d.colour for d in objects) & Counter(colour for colour, _ in expected)).total() / most

@@ -190,13 +190,13 @@ def _english() -> Callable[[str], str]:
         plain = re.sub(whisper.ignore_patterns, "", without_brackets(text))
         return whisper(re.sub(r"(\s\s)\s+", r"\1", plain))
 
-    def normalized(text: str) -> str:
+    def normalize(text: str) -> str:
         try:
             return rule(text)
         except ValueError:  # Python reads no integer of more than 4300 digits, which a transcript that loops may have
             return rule(re.sub(r"(\d{4000})(?=\d)", r"\1 ", unicodedata.normalize("NFKC", text)))
 
-    return normalized
+    return normalize
 
 
 def _basic(split_letters: bool = False) -> Callable[[str], str]:
@@ -216,7 +216,7 @@ def _chinese() -> Callable[[str], str]:
     return lambda text: characters(simplified.convert(unicodedata.normalize("NFKC", text)))
 
 
-def _spoken(form: str) -> Callable[[], Callable[[str], str]]:
+def _spoken_rule(form: str) -> Callable[[], Callable[[str], str]]:
     def load() -> Callable[[str], str]:
         from reward_models.rules import spoken_forms
 
@@ -234,7 +234,7 @@ NORMALIZERS = {
     **WHISPER,
     "chinese": _chinese,
     "raw": lambda: lambda text: unicodedata.normalize("NFC", text),
-    **{f"{SPOKEN}_{form}": _spoken(form) for form in ("english", "chinese", "characters", "basic")},
+    **{f"{SPOKEN}_{form}": _spoken_rule(form) for form in ("english", "chinese", "characters", "basic")},
 }
 CHARACTERS = ("characters", "chinese", "spoken_characters", "spoken_chinese")
 """Rules under which every character is a word."""

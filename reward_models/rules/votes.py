@@ -51,7 +51,7 @@ def majority_at(answers: Sequence[str], values: Sequence[float], k: int) -> floa
     sets = [range(start, start + k) for start in range(0, len(answers) - k + 1, k)]
     if not sets:
         raise ValueError(f"majority of {k} samples: there are only {len(answers)}; draw more with --samples")
-    return sum(values[winner([answers[i] for i in one]) + one.start] for one in sets) / len(sets)
+    return sum(values[winner([answers[i] for i in places]) + places.start] for places in sets) / len(sets)
 
 
 def winner(answers: Sequence[str]) -> int:
@@ -74,7 +74,7 @@ def entropy_of(counts: Mapping[str, float]) -> float:
 def winners(counts: Mapping[str, float]) -> list[str]:
     """The answers with the most votes, in their order."""
     most = max(counts.values(), default=0.0)
-    return [one for one, count in counts.items() if count >= most - 1e-12]
+    return [answer for answer, count in counts.items() if count >= most - 1e-12]
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,10 @@ def ballots(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool = T
     sides = tuple(tuple(bool(prompts[row].meta.get("contrast")) for row in rows) for rows in members)
 
     def count() -> list[Ballot]:
-        some = [one.text for one in texts(outputs, "votes")]
+        some = [output.text for output in texts(outputs, "votes")]
         answers = [normal(answer_of(text)) if tags else answer(text) for text in some]
         both = [list(zip(rows, side, strict=True)) for rows, side in zip(members, sides, strict=True)]
-        return [Ballot([r for r, other in one if not other], [r for r, other in one if other], answers) for one in both]
+        return [Ballot([r for r, other in p if not other], [r for r, other in p if other], answers) for p in both]
 
     return once(("votes", tags, tuple(map(tuple, members)), sides), outputs, count)
 
@@ -221,7 +221,7 @@ def answer_class(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: boo
     weight 0, for blocks that ask which samples answer alike (``set_mean``, Polychromic)."""
     values: list[float | None] = [None] * len(prompts)
     for ballot in ballots(prompts, outputs, tags):
-        order = {one: float(place) for place, one in enumerate(sorted(ballot.counts()))}
+        order = {name: float(place) for place, name in enumerate(sorted(ballot.counts()))}
         for row in ballot.rows:
             values[row] = order.get(ballot.answers[row], -1.0)
     return values
@@ -237,7 +237,7 @@ def answer_is(
         raise ValueError(f"answer_is: of: got {of!r}, expected answer or gold")
     if of == "gold":
         return [float(normal(str(prompt.answer)) == normal(value)) for prompt in prompts]
-    some = [one.text for one in texts(outputs, "answer_is")]
+    some = [output.text for output in texts(outputs, "answer_is")]
     return [float((normal(answer_of(text)) if tags else answer(text)) == normal(value)) for text in some]
 
 
@@ -272,16 +272,16 @@ def roles(
 
     Answers 4, 5, 4 to a question whose answer is 4: 1, or 2/3. The tags of roles are ours.
     """
-    asked: list[tuple[Prompt, Text]] = []
+    pairs: list[tuple[Prompt, Text]] = []
     spans: list[range] = []
-    for prompt, one in zip(prompts, texts(outputs, "roles"), strict=True):
-        found = [part for part in between(one.whole, "<answer>", "</answer>") if normal(part)]
-        if found and convergent and not prompt.meta.get("divergent"):
-            found = [found[winner([normal(part) for part in found])]]
-        spans.append(range(len(asked), len(asked) + len(found)))
+    for prompt, output in zip(prompts, texts(outputs, "roles"), strict=True):
+        parts = [part for part in between(output.whole, "<answer>", "</answer>") if normal(part)]
+        if parts and convergent and not prompt.meta.get("divergent"):
+            parts = [parts[winner([normal(part) for part in parts])]]
+        spans.append(range(len(pairs), len(pairs) + len(parts)))
         # A text without any is read too, so a row that has no answer is an error whatever was said.
-        asked += [(prompt, Text(f"<answer>{part}</answer>")) for part in found or [""]]
-    values = task([prompt for prompt, _ in asked], [text for _, text in asked], tags)
+        pairs += [(prompt, Text(f"<answer>{part}</answer>")) for part in parts or [""]]
+    values = task([prompt for prompt, _ in pairs], [text for _, text in pairs], tags)
     return [sum(values[place] for place in span) / len(span) if span else 0.0 for span in spans]
 
 

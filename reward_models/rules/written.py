@@ -25,22 +25,22 @@ def answer_forms(prompt: Prompt, output: Text) -> list[str]:
     """
     answer = prompt.answer
     accepted = answer if isinstance(answer, list | tuple) else [answer]
-    plain = all(isinstance(one, str | int | float) for one in accepted)
-    forms = [final(str(one)) for one in accepted] if plain else []
+    plain = all(isinstance(entry, str | int | float) for entry in accepted)
+    forms = [final(str(entry)) for entry in accepted] if plain else []
     if isinstance(answer, list | tuple) and plain:
         forms += [mark.join(map(str, answer)) for mark in ",;"]
     if isinstance(answer, int | str):
         forms += _letters(answer, prompt.meta.get("options", prompt.meta.get("choices")))
     value = list(box) if isinstance(answer, str) and (box := read_box(answer)) else answer
-    named = isinstance(value, list | tuple) and any(isinstance(one, str) for one in value)
+    named = isinstance(value, list | tuple) and any(isinstance(entry, str) for entry in value)
     if named:
         forms.append(json.dumps(answer, ensure_ascii=False))
     elif isinstance(value, list | tuple | Mapping):
         forms.append(json.dumps(value))
         if has_boxes(value):
             x, y = scale(prompt, output)
-            value = _mapped(value, lambda number, axis: number / (x, y)[axis % 2])
-        forms += [json.dumps(form) for form in (value, *_predicted(value))]
+            value = _map_coordinates(value, lambda number, axis: number / (x, y)[axis % 2])
+        forms += [json.dumps(form) for form in (value, *_predictions(value))]
     return list(dict.fromkeys(forms))
 
 
@@ -53,21 +53,21 @@ def has_boxes(value: Any) -> bool:
     return as_box(value) is not None or (isinstance(value, list | tuple) and any(map(has_boxes, value)))
 
 
-def _mapped(value: Any, change: Callable[[float, int], float], points: bool = False) -> Any:
+def _map_coordinates(value: Any, change: Callable[[float, int], float], points: bool = False) -> Any:
     """The value with every coordinate of its boxes, and of the points under ``POINTS``, changed."""
     if isinstance(value, Mapping):
-        return {key: _mapped(one, change, key in POINTS) for key, one in value.items()}
-    if found := numbers(value, 4) or (numbers(value, 2) if points else None):
-        return [change(number, axis) for axis, number in enumerate(found)]
-    return [_mapped(one, change, points) for one in value] if isinstance(value, list | tuple) else value
+        return {key: _map_coordinates(part, change, key in POINTS) for key, part in value.items()}
+    if coordinates := numbers(value, 4) or (numbers(value, 2) if points else None):
+        return [change(number, axis) for axis, number in enumerate(coordinates)]
+    return [_map_coordinates(part, change, points) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _predicted(value: Any) -> list[Any]:
+def _predictions(value: Any) -> list[Any]:
     """What answers have in place of gold boxes: a click the point, a detection the box with its confidence."""
     if isinstance(value, Mapping):
         box = as_box(value.get("box"))
         return [{**value, "point": centre(box)}] if "action" in value and box else []
-    boxes = [one.get("bbox_2d") if isinstance(one, Mapping) else one for one in value]
+    boxes = [entry.get("bbox_2d") if isinstance(entry, Mapping) else entry for entry in value]
     return [[{"Position": box, "Confidence": 1.0} for box in boxes]] if all(map(as_box, boxes)) else []
 
 

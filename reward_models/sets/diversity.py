@@ -204,10 +204,10 @@ def step_coverage(
     reinforcement learning, arXiv:2307.13372). Steps of {1, 2}, {2, 3} and {1, 3}: 2, 3 and 3.
     """
     values = []
-    for one in texts(outputs, "step_coverage"):
-        steps = [part for part in re.split(r"\n\s*\n", one.text) if part.strip()]
+    for output in texts(outputs, "step_coverage"):
+        steps = [part for part in re.split(r"\n\s*\n", output.text) if part.strip()]
         if of == "words":
-            values.append(float(len(set(re.findall(r"\w+", one.text.casefold())))))
+            values.append(float(len(set(re.findall(r"\w+", output.text.casefold())))))
         else:
             values.append(
                 log_volume(embeddings_of([Text(s) for s in steps], embed, device, "step_coverage")) if steps else 0.0
@@ -237,7 +237,7 @@ def bleu(one: Sequence[str], other: Sequence[str]) -> float:
 def text_novelty(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """Mean over the other samples of the prompt of 1 - BLEU-5, taken in both directions (DIVER, arXiv:2509.26209,
     text), of the first 1,000 characters; 0 for a single sample."""
-    words = [one.text[:BEGINNING].split() for one in texts(outputs, "text_novelty")]
+    words = [output.text[:BEGINNING].split() for output in texts(outputs, "text_novelty")]
     values = [0.0] * len(outputs)
     for rows in groups(prompts):
         for row in rows:
@@ -251,7 +251,7 @@ def distinct_ngrams(prompts: Sequence[Prompt], outputs: Sequence[Output], n: int
     """The different sequences of ``n`` words over all of them in the samples of the prompt, the same for each sample; 0
     without any. Distinct-3, a diversity of trajectories of MMR1 (arXiv:2509.21268; its code counts tokens), of weight 0
     for the tracker ``last_score``. "a b c d" and "a b c": two of three."""
-    words = [one.text.split() for one in texts(outputs, "distinct_ngrams")]
+    words = [output.text.split() for output in texts(outputs, "distinct_ngrams")]
     values = [0.0] * len(outputs)
     for rows in groups(prompts):
         grams = [gram for row in rows for gram in zip(*(words[row][i:] for i in range(n)), strict=False)]
@@ -269,20 +269,20 @@ _FORMULA = re.compile(
 
 def formulas(text: str) -> frozenset[str]:
     """The formulas of a text without spaces: what stands between dollars or in \\( \\), and equations of a line."""
-    found = ("".join(next(part for part in match if part).split()) for match in _FORMULA.findall(text[:SEARCHED]))
-    return frozenset(one.rstrip(".,;") for one in found)
+    matches = ("".join(next(part for part in match if part).split()) for match in _FORMULA.findall(text[:SEARCHED]))
+    return frozenset(formula.rstrip(".,;") for formula in matches)
 
 
 @reward("Text", group=True, source="DIVER, arXiv:2509.26209")
 def formula_novelty(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
     """The share of a sample's formulas that no other sample of the prompt has, 0 without formulas (DIVER,
     arXiv:2509.26209, equations). {x, y}, {y, z}, {y}: .5, .5, 0."""
-    own = [formulas(one.text) for one in texts(outputs, "formula_novelty")]
+    every = [formulas(output.text) for output in texts(outputs, "formula_novelty")]
     values = [0.0] * len(outputs)
     for rows in groups(prompts):
         for row in rows:
-            rest = frozenset().union(*(own[other] for other in rows if other != row))
-            values[row] = len(own[row] - rest) / len(own[row]) if own[row] else 0.0
+            rest = frozenset().union(*(every[other] for other in rows if other != row))
+            values[row] = len(every[row] - rest) / len(every[row]) if every[row] else 0.0
     return values
 
 
@@ -312,7 +312,7 @@ def _entropy(words: Sequence[str], sentences: Sequence[Sequence[str]]) -> float:
 
 
 def _lengths(words: Sequence[str], sentences: Sequence[Sequence[str]]) -> float:
-    lengths = [len(one) for one in sentences]
+    lengths = [len(sentence) for sentence in sentences]
     mean = sum(lengths) / max(1, len(lengths))
     return min(1.0, math.sqrt(sum((n - mean) ** 2 for n in lengths) / len(lengths)) / mean) if mean else 0.0
 
@@ -331,7 +331,7 @@ DIVERSITIES: dict[str, Callable[[Sequence[str], Sequence[Sequence[str]]], float]
     "lexical": lambda words, sentences: _different(words),
     "entropy": _entropy,
     "sentence_lengths": _lengths,
-    "sentence_patterns": lambda words, sentences: _different([tuple(one[:2]) for one in sentences]),
+    "sentence_patterns": lambda words, sentences: _different([tuple(sentence[:2]) for sentence in sentences]),
     "neighbours": _apart,
     "yule": _yule,
     "bigrams": lambda words, sentences: _different([*pairwise(words)]),
@@ -358,8 +358,8 @@ def text_diversity(
     outweighs correctness. The names of the measures are its; the formulas are ours, as its appendix was not read.
     """
     values = []
-    for one in texts(outputs, "text_diversity"):
-        words, parts = _words(one.text), map(_words, re.split(r"[.!?\n]+", one.text))
+    for output in texts(outputs, "text_diversity"):
+        words, parts = _words(output.text), map(_words, re.split(r"[.!?\n]+", output.text))
         sentences = [part for part in parts if part]
         values.append(sum(DIVERSITIES[name](words, sentences) for name in of) / len(of))
     return values
@@ -386,15 +386,15 @@ def reference_distance(
     a sample is from the demonstration, 0 where it says all of it (DR-IRL, arXiv:2503.18991). Of weight 0, for
     ``dynamic_scaling(by='reference_distance')``."""
     values = []
-    for prompt, one in zip(prompts, texts(outputs, "reference_distance"), strict=True):
+    for prompt, output in zip(prompts, texts(outputs, "reference_distance"), strict=True):
         if not isinstance(prompt.answer, str) or not prompt.answer.strip():
             raise ValueError(f"prompt '{prompt.id}': got answer {prompt.answer!r:.200}, expected the text of an answer")
-        sides = [[Text(s) for s in _sentences(text)] for text in (prompt.answer, one.text)]
+        sides = [[Text(s) for s in _sentences(text)] for text in (prompt.answer, output.text)]
         if not sides[1]:
             values.append(1.0)
             continue
-        demo, own = (normalize(embeddings_of(side, embed, device, "reference_distance"), dim=1) for side in sides)
-        values.append(1 - float((demo @ own.T).max(1).values.mean()))
+        demo, said = (normalize(embeddings_of(side, embed, device, "reference_distance"), dim=1) for side in sides)
+        values.append(1 - float((demo @ said.T).max(1).values.mean()))
     return values
 
 

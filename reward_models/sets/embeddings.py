@@ -72,7 +72,7 @@ def embedded_texts(texts: Sequence[str], embed: str, device: str, reward: str) -
 
 def _rows(things: Sequence[Any], embed: str, names: Mapping[str, str], device: str, reward: str) -> Tensor:
     name, parameters = parse(embed, "embed")
-    function = _loaded(names.get(name, name))
+    function = _load(names.get(name, name))
     if "device" in inspect.signature(function).parameters:
         parameters = {"device": device, **parameters}
     rows = function(things, **parameters)
@@ -85,7 +85,7 @@ def _rows(things: Sequence[Any], embed: str, names: Mapping[str, str], device: s
 def check_embed(embed: str = LAYOUT, **_: Any) -> None:
     """ValueError for a text that names no function, and for parameters that it has not."""
     name, parameters = parse(embed, "embed")
-    function = _loaded(NAMED.get(name, name))
+    function = _load(NAMED.get(name, name))
     accepted = inspect.signature(function).parameters
     for parameter, value in parameters.items():
         if parameter not in accepted:
@@ -94,7 +94,7 @@ def check_embed(embed: str = LAYOUT, **_: Any) -> None:
 
 
 @functools.cache
-def _loaded(target: str) -> Callable[..., Tensor]:
+def _load(target: str) -> Callable[..., Tensor]:
     if ":" not in target:
         raise ValueError(f"embed: got {target!r}, expected package.module:function, or one of {', '.join(NAMED)}")
     return plugins.load_object(target, "embed", own=not target.startswith("reward_models."))

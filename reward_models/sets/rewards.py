@@ -139,10 +139,10 @@ def transport(
         )
     texts = load_object(embed_text, "transport: embed_text")(prompts)
     parts = load_object(embed_parts, "transport: embed_parts")(outputs)
-    return [_transported(*pair, epsilon, exponent) for pair in zip(texts, parts, strict=True)]
+    return [_transport(*pair, epsilon, exponent) for pair in zip(texts, parts, strict=True)]
 
 
-def _transported(words: Tensor, parts: Tensor, epsilon: float, exponent: float) -> float:
+def _transport(words: Tensor, parts: Tensor, epsilon: float, exponent: float) -> float:
     units = [torch.nn.functional.normalize(side.detach().cpu().double()) for side in (words, parts)]
     cosine = units[0] @ units[1].T
     if not cosine.numel():

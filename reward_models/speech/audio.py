@@ -50,7 +50,7 @@ def score_sounds(
     """
     # Hashing is the costly part of a key, and the rows of a batch often share one object.
     fingerprints = {
-        id(output): fingerprint(sound_of(output, reward)) for output in {id(one): one for one in outputs}.values()
+        id(output): fingerprint(sound_of(output, reward)) for output in {id(o): o for o in outputs}.values()
     }
     keys, pending = [], {}
     for prompt, output in zip(prompts, outputs, strict=True):

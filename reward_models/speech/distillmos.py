@@ -105,10 +105,10 @@ def _network(weights: str) -> DistillMos:
     file = weights_folder("distillmos", weights, "distillmos") / "distill_mos_v7.pt"
     tensors = torch.load(file, map_location="cpu", weights_only=True)["model"]
 
-    def renamed(key: str) -> str:
+    def network_key(key: str) -> str:
         *_, module, name = key.removeprefix("transformer_pool_attn.").split(".")
         if ".layers." in key:
             return key[key.index("transformer_encoder.") :]
         return key.removeprefix("cnn.") if key.startswith("cnn.") else "pe" if name == "pe" else f"{module}.{name}"
 
-    return load_exactly(DistillMos(), tensors, file, "distillmos", renamed)
+    return load_exactly(DistillMos(), tensors, file, "distillmos", network_key)

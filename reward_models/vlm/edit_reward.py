@@ -80,24 +80,26 @@ def edit_reward(
     if side not in (*SIDES, "mean"):
         raise ValueError(f"edit_reward: side: got {side!r}, expected mean, {', '.join(SIDES)}")
     chosen = [*SIDES] if side == "mean" else [side]
-    model, asked = load(weights, base, device, dtype), _instructions(instructions)
+    model, texts = load(weights, base, device, dtype), _instructions(instructions)
     values = []
     for prompt, image in zip(prompts, image_outputs(outputs, "edit_reward"), strict=True):
         if image is None:
             values.append(math.nan)
             continue
-        shown = [image_pixels(one, PIXELS, PIXELS) for one in (source_image(prompt), image)]
+        shown = [image_pixels(picture, PIXELS, PIXELS) for picture in (source_image(prompt), image)]
         scores = [
             float(
-                model.logits(_asked(asked[one], prompt), shown, IMAGE_TOKEN, "edit_reward")[0, [*SIDES].index(one), 0]
+                model.logits(_question(texts[name], prompt), shown, IMAGE_TOKEN, "edit_reward")[
+                    0, [*SIDES].index(name), 0
+                ]
             )
-            for one in chosen
+            for name in chosen
         ]
         values.append(math.fsum(scores) / len(scores))
     return values
 
 
-def _asked(instruction: str, prompt: Prompt) -> str:
+def _question(instruction: str, prompt: Prompt) -> str:
     return instruction.replace("{text_prompt}", prompt.text) + END
 
 

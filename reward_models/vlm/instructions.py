@@ -41,10 +41,10 @@ def texts(file: Path, names: Sequence[str], reward: str) -> list[str]:
     if not file.is_file():
         raise FileNotFoundError(f"{reward}: instruction: no such file: {file}")
     content = file.read_text("utf-8")
-    found = constants(content, names, str(file)) if file.suffix == ".py" else [content]
-    if "{text_prompt}" not in "".join(found):
+    instructions = constants(content, names, str(file)) if file.suffix == ".py" else [content]
+    if "{text_prompt}" not in "".join(instructions):
         raise ValueError(f"{reward}: {file}: got no {{text_prompt}} in the instruction, expected the published one")
-    return found
+    return instructions
 
 
 def constants(source: str, names: Sequence[str], file: str) -> list[str]:
@@ -53,12 +53,12 @@ def constants(source: str, names: Sequence[str], file: str) -> list[str]:
         body = ast.parse(source).body
     except SyntaxError as error:
         raise ValueError(f"{file}: cannot be read as Python ({error}), expected the published file") from error
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         node.targets[0].id: node.value.value
         for node in body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
         if isinstance(node.value, ast.Constant)
     }
-    if missing := [name for name in names if not isinstance(found.get(name), str)]:
+    if missing := [name for name in names if not isinstance(values.get(name), str)]:
         raise ValueError(f"{file}: got no text {', '.join(missing)}, expected the published file")
-    return [found[name] for name in names]
+    return [values[name] for name in names]

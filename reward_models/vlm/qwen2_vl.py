@@ -112,14 +112,14 @@ class QwenScorer:
         names = self.tokenizer.convert_tokens_to_ids
         special, image = names(list(self.tokens)), names(mark)
         ids = self.tokenizer(conversation(text, mark, len(media)), add_special_tokens=False)["input_ids"]
-        if [one for one in ids if one in special] != special or ids.count(image) != len(media):
+        if [token for token in ids if token in special] != special or ids.count(image) != len(media):
             raise ValueError(
                 f"{reward}: got a text with other special tokens than {len(media)} {mark} and "
                 f"{', '.join(self.tokens)}: {text[-200:]!r}; expected the published instruction and a prompt without "
                 "special tokens"
             )
         counts = iter(math.prod(grid) // MERGE**2 for grid in grids)
-        whole = [token for one in ids for token in ([image] * next(counts) if one == image else [one])]
+        whole = [token for t in ids for token in ([image] * next(counts) if t == image else [t])]
         network_ids = torch.tensor(whole, device=self.device)
         return self.network(network_ids, torch.cat(values), grids, image, special).float().cpu()
 

@@ -220,8 +220,8 @@ def own_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name = key.removeprefix("base_model.model.")
         for part in PEFT:
             name = name.replace(part, ".")
-        if ".original_module." not in name and (own := current_key(name)) is not None:
-            plain[own] = tensor
+        if ".original_module." not in name and (current := current_key(name)) is not None:
+            plain[current] = tensor
     return plain
 
 

@@ -80,7 +80,7 @@ def votes(row: Row) -> Comparison:
     prompt = Prompt(row.text("prompt"), row.place, values.get("answer"), row.optional("task", str, ""), meta)
     sides = (row.output("left", values.get("left")), row.output("right", values.get("right")))
     media = row.optional("about", list, [])
-    about = tuple(one for name in media if isinstance(one := row.output("about", name), Stored))
+    about = tuple(medium for name in media if isinstance(medium := row.output("about", name), Stored))
     category, user = (str(row.optional(key, str | int, "")) for key in ("category", "user"))
     return Comparison(prompt, sides, row.choice("vote_type", VOTES), row.place, category, about=about, user=user)
 

@@ -206,17 +206,17 @@ def _text(file: Path) -> str:
 def _jsonl(file: Path) -> Iterator[Any]:
     lines = (line for line in _text(file).split("\n") if line.strip())
     for number, line in enumerate(lines, start=1):
-        yield _parsed(line, f"{file}: row {number}")
+        yield _parse(line, f"{file}: row {number}")
 
 
 def _json(file: Path) -> Sequence[Any]:
-    value = _parsed(_text(file), str(file))
+    value = _parse(_text(file), str(file))
     if not isinstance(value, list):
         raise ValueError(f"{file}: got {_brief(value)}, expected a list of objects")
     return value
 
 
-def _parsed(text: str, place: str) -> Any:
+def _parse(text: str, place: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

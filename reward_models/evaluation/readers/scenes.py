@@ -86,7 +86,7 @@ def wrong(scene: Scene, error: str, generator: np.random.Generator) -> Scene | N
         "count": [replace(thing, count=count) for count in (1, 2, 3) if count != thing.count],
     }[error]
     changed = [replace(scene, things=(*scene.things[:number], new, *scene.things[number + 1 :])) for new in changes]
-    possible = [one for one in changed if _fits(one)]
+    possible = [variant for variant in changed if _fits(variant)]
     return possible[int(generator.integers(len(possible)))] if possible else None
 
 
@@ -110,22 +110,22 @@ def make(split: str) -> Iterator[dict[str, Any]]:
 
 
 def _pair(scene: Scene, category: str, generator: np.random.Generator) -> dict[str, Any] | None:
-    def drawn(shown: Scene, damage: str = "") -> dict[str, Any]:
+    def describe(shown: Scene, damage: str = "") -> dict[str, Any]:
         strength = round(float(generator.uniform(*DAMAGES[damage])), 2) if damage else 0.0
         seed = int(generator.integers(1 << 20))
         return {"scene": scenes.text(shown), "seed": seed} | ({"damage": [damage, strength]} if damage else {})
 
-    better, worse = drawn(scene), drawn(scene)
+    better, worse = describe(scene), describe(scene)
     if category in DAMAGES:
-        worse = drawn(scene, category)
+        worse = describe(scene, category)
     elif category != "tie":
         error = category if category in ERRORS else ERRORS[int(generator.integers(len(ERRORS)))]
         other = wrong(scene, error, generator)
         if other is None:
             return None
-        worse = drawn(other)
+        worse = describe(other)
         if category == "content_over_quality":
-            better = drawn(scene, tuple(DAMAGES)[int(generator.integers(len(DAMAGES)))])
+            better = describe(scene, tuple(DAMAGES)[int(generator.integers(len(DAMAGES)))])
     swapped = bool(generator.integers(2))
     left, right = (worse, better) if swapped else (better, worse)
     label = "tie" if category == "tie" else "right" if swapped else "left"

@@ -12,7 +12,7 @@ from torch import nn
 
 from mmgrpo.runtime import products
 from pipelines import kv, lora
-from pipelines.generic_lm import _joined
+from pipelines.generic_lm import _join_caches
 from pipelines.speech import audio, duration
 from pipelines.training import Training, freeze, make_trainable, target_names
 
@@ -138,7 +138,7 @@ def test_caches_of_several_rows_are_padded_on_the_left():
         caches.append(DynamicCache())
         keys = torch.full((1, 1, length, 2), float(row + 1))
         caches[-1].update(keys, 10 * keys, 0)
-    joined = _joined(caches, 3).layers[0]
+    joined = _join_caches(caches, 3).layers[0]
     assert joined.keys[:, 0].tolist() == [[[0, 0], [0, 0], [1, 1]], [[2, 2]] * 3]
     assert torch.equal(joined.values, 10 * joined.keys)
 

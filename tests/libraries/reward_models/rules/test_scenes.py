@@ -16,7 +16,7 @@ from reward_models.rules.scenes import (
     _components,
     _distance,
     _fit,
-    _graded,
+    _grade,
     _relation,
     cleanness,
     scene_score,
@@ -164,7 +164,7 @@ def test_distances_to_the_requested_place(sentence, things, distance):
     scene, free = parse(sentence), replace(parse(sentence), place="")
     assert _distance(scene, things) == distance and math.isnan(_relation(scene, things))
     # one of four parts, and of three parts one that falls over 16 pixels
-    assert _graded(free, things) - _graded(scene, things) == pytest.approx((distance > 0) / 4 if things else 0)
+    assert _grade(free, things) - _grade(scene, things) == pytest.approx((distance > 0) / 4 if things else 0)
     assert _fit(free, things) - _fit(scene, things) == pytest.approx(distance / 16 / 3 if things else 0)
 
 
@@ -208,10 +208,10 @@ def test_the_parts_of_the_graded_score():
     two = parse("two red circles")
     # count 1 - 1/2, colours 2 of 3, things 1 of 3, position 1
     things = [thing(), thing(shape="square"), thing("blue")]
-    assert _graded(two, things) == pytest.approx((0.5 + 2 / 3 + 1 / 3 + 1) / 4)
+    assert _grade(two, things) == pytest.approx((0.5 + 2 / 3 + 1 / 3 + 1) / 4)
     # six are four too many: count 0, colours 2 of 6, things 2 of 6
-    assert _graded(two, [thing()] * 6) == pytest.approx((0 + 1 / 3 + 1 / 3 + 1) / 4)
-    assert _graded(two, []) == 0
+    assert _grade(two, [thing()] * 6) == pytest.approx((0 + 1 / 3 + 1 / 3 + 1) / 4)
+    assert _grade(two, []) == 0
 
 
 def test_cleanness_falls_with_the_distance_to_the_nearest_colour():

@@ -7,7 +7,7 @@ import pytest
 
 from mmgrpo.toy.videos import Actor, parse
 from reward_models.rules.scenes import Detection
-from reward_models.rules.toy_videos import _expected, _graded, _motion, _paths, _same, _watch
+from reward_models.rules.toy_videos import _expected_names, _grade, _motion, _paths, _same, _watch
 
 LEFT = parse("a red circle moves left")
 BOTH = parse("a red circle moves left and a blue square moves right")
@@ -87,9 +87,9 @@ def test_an_order_is_one_colour_before_the_other():
 def test_the_second_of_an_order_is_expected_where_it_stands_alone():
     first, second = [("red", "circle")], [("blue", "square")]
     for objects in ([], [RED], [RED, BLUE], [GREEN]):
-        assert _expected(THEN, objects) == first
-    assert _expected(THEN, [BLUE]) == _expected(THEN, [BLUE, GREEN]) == second
-    assert _expected(BOTH, [BLUE]) == first + second
+        assert _expected_names(THEN, objects) == first
+    assert _expected_names(THEN, [BLUE]) == _expected_names(THEN, [BLUE, GREEN]) == second
+    assert _expected_names(BOTH, [BLUE]) == first + second
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,13 @@ def test_objects_stay_the_same_or_change_once(frames, once, twice):
 
 def test_the_parts_of_the_graded_score():
     # two of four frames: count, colours and things (1 + 1 + 0 + 0) / 4; too few for a path
-    assert _graded(LEFT, [[RED], [RED], [], []]) == pytest.approx(3 * 0.5 / 4)
+    assert _grade(LEFT, [[RED], [RED], [], []]) == pytest.approx(3 * 0.5 / 4)
     # three objects for one: count max(0, 1 - 2), colours 1/3, things 1/3; the colour stands there thrice
-    assert _graded(LEFT, [[RED] * 3] * 4) == pytest.approx((0 + 1 / 3 + 1 / 3) / 4)
+    assert _grade(LEFT, [[RED] * 3] * 4) == pytest.approx((0 + 1 / 3 + 1 / 3) / 4)
     # the right colour with another shape: count 1, colours 1, things 0, and it does not move
-    assert _graded(LEFT, [[thing(shape="square")]] * 4) == pytest.approx((1 + 1 + 0 + 0) / 4)
+    assert _grade(LEFT, [[thing(shape="square")]] * 4) == pytest.approx((1 + 1 + 0 + 0) / 4)
     # one of two moves its way: half of the motion
-    assert _graded(BOTH, path(-1)) == pytest.approx((0.5 + 0.5 + 0.5 + 0.5) / 4)
+    assert _grade(BOTH, path(-1)) == pytest.approx((0.5 + 0.5 + 0.5 + 0.5) / 4)
 
 
 def test_a_frame_is_seen_where_it_is():

@@ -67,7 +67,7 @@ def test_words_are_transported_although_all_fit_almost_alike():
     """Cosines of 0.6 and 0.6 + 1e-9."""
     words = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     parts = torch.tensor([[0.6, 0.8], [0.6 + 1e-9, 0.8]], dtype=torch.float64)
-    assert rewards._transported(words, parts, 0.05, 0.9) == pytest.approx(0.6)
+    assert rewards._transport(words, parts, 0.05, 0.9) == pytest.approx(0.6)
 
 
 def test_leaving_out_the_outlier_brings_a_set_nearer_to_its_exemplars(exemplars):
@@ -182,8 +182,8 @@ def test_what_is_not_finite_or_empty_is_not_transported():
     whole, nothing = torch.ones(2, 3), torch.zeros(0, 3)
     broken = torch.tensor([[1.0, NAN, 0.0]])
     for pair in ((broken, whole), (whole, broken), (nothing, whole), (whole, nothing)):
-        assert math.isnan(rewards._transported(*pair, 0.05, 1.0))
-    assert rewards._transported(whole, whole, 0.05, 1.0) == pytest.approx(1.0)
+        assert math.isnan(rewards._transport(*pair, 0.05, 1.0))
+    assert rewards._transport(whole, whole, 0.05, 1.0) == pytest.approx(1.0)
 
 
 def test_the_default_embedding_of_nothing_is_as_wide_as_of_a_picture():
