@@ -111,7 +111,7 @@ def fetched() -> tuple[int, bool]:
 def main(out: Path, several: list[str]) -> None:
     torch.set_num_threads(1)
     simulated.install()
-    found: dict[str, Any] = {"mixed": mixed(), "fetched": fetch()}
+    found: dict[str, Any] = {"mixed": mixed(), "fetched": fetched()}
     for text in several:
         row, folder = text.split(":", 1)
         name, *settings = row.split()
