@@ -280,7 +280,7 @@ def mean(values: Sequence[float]) -> float:
 
 def directions(scorers: Sequence[Scorer], recipe: AdvantageRecipe) -> dict[str, float]:
     """The rewards that are trained on, 1 for those that are to rise and -1 for those that are to fall."""
-    trained = recipe.trained([scorer.name for scorer in scorers], [scorer.weight for scorer in scorers])
+    trained = recipe.trained_mask([scorer.name for scorer in scorers], [scorer.weight for scorer in scorers])
     return {scorer.name: math.copysign(1, scorer.weight) for scorer, used in zip(scorers, trained, strict=True) if used}
 
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from mmgrpo.advantages import groups
 from mmgrpo.advantages.baseline import greedy_values, reference_rewards, reference_values
 from mmgrpo.advantages.estimate import AdvantageRecipe, Estimate, estimate
-from mmgrpo.advantages.step_rewards import begin_step_rewards, judged
+from mmgrpo.advantages.step_rewards import begin_step_rewards, total_rewards
 from mmgrpo.advantages.weighting import RewardWeights
 from mmgrpo.policies.exploring import MEASURED, sampling_metrics
 from mmgrpo.prompts.drawing import Drawing, PromptOrder, Sampling
@@ -236,7 +236,7 @@ def sample_round(
                         slots=[draw.slots[place] for place in places_of_part],
                         group_size=draw.counts[places_of_part[0]],
                         records=records,
-                        judge=partial(judged, scorers, now.values),
+                        judge=partial(total_rewards, scorers, now.values),
                     )
                 )
                 started = time.perf_counter()
@@ -271,7 +271,7 @@ def sample_round(
         "rollout/rows": float(count),
         "time/rollout": seconds["rollout"],
         "time/reward": seconds["reward"],
-        **reward_metrics(rows.names, recipe.trained(rows.names, rows.weights.tolist()), scores, decisions, number),
+        **reward_metrics(rows.names, recipe.trained_mask(rows.names, rows.weights.tolist()), scores, decisions, number),
         **watched_metrics(scorers, rows.rollouts, accelerator),
         **(sampling_metrics(decisions, result.rewards) if MEASURED & decisions.fields.keys() else {}),
         **drawing.metrics,
@@ -330,7 +330,7 @@ def begin_rollout(
             fields["reference_value"] = put(torch.tensor(reference_values(rollout.prompts)), device)
         if "reference_rewards" in recipe.fields:
             names, weighted = [scorer.name for scorer in scorers], {scorer.name for scorer in scorers if scorer.weight}
-            references = reference_rewards(rollout.prompts, names, recipe.referenced(weighted))
+            references = reference_rewards(rollout.prompts, names, recipe.rewards_with_references(weighted))
             fields["reference_rewards"] = put(references.repeat(1, len(outputs), 1), device)
         return replace(rollout.decisions, fields=fields), scores
 

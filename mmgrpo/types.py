@@ -482,15 +482,15 @@ class Storing(Protocol):
 class Continuing(Protocol):
     """A policy whose stored rows are texts that can go on."""
 
-    def unfinished(self, record: Record, text: str) -> Record:
+    def reopen(self, record: Record, text: str) -> Record:
         """A row without its end, and a text behind it, also without."""
         ...
 
-    def extended(self, record: Record, rest: Record) -> Record:
+    def concatenate(self, record: Record, rest: Record) -> Record:
         """A row that goes on with another."""
         ...
 
-    def written(self, text: str) -> Record:
+    def record_of(self, text: str) -> Record:
         """A text with its end as a row, without ``log_probs``."""
         ...
 
@@ -548,7 +548,7 @@ class Answering(Protocol):
         """``text``, ``image`` or ``video``: what an ``Answer`` is to it."""
         ...
 
-    def given(self, request: Request) -> Rollout:
+    def rollout_of_answers(self, request: Request) -> Rollout:
         """The answers of the request's prompts (``Prompt.answers``) as rows of origin GIVEN, those of a prompt adjacent
         and in their order, with the log-probs of the present network. No gradient; ``group_size`` has no meaning."""
         ...

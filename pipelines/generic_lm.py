@@ -404,7 +404,7 @@ def _takes_masks(
     """Whether two answers in one row, each of which attends to the prompt and itself, have their own logits: behind the
     prompt's cache, or without one behind the prompt."""
     packed = Packed.of([0, 0], [answer.shape[1] + 1] * 2, 1, model.device)
-    seen = packed.seen(context.real, whole=cache is None)
+    seen = packed.attention_mask(context.real, whole=cache is None)
     row, place, media = answer.flatten()[None], places.permute(1, 0, 2).flatten(1)[None], ()
     if cache is None:
         row, place = torch.cat([context.ids, row], 1), torch.cat([context.positions, place], 2)

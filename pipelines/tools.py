@@ -94,10 +94,10 @@ def schemas(tools: Sequence[Any]) -> list[dict[str, Any]]:
     from transformers.utils import get_json_schema
 
     from mmgrpo.data.values import reason_of
-    from mmgrpo.policies.tool_table import offered
+    from mmgrpo.policies.tool_table import tools_by_name
 
     described = []
-    for name, (owner, function) in offered(tools).items():
+    for name, (owner, function) in tools_by_name(tools).items():
         bound = function if owner is None else getattr(object.__new__(owner), name)
         try:
             described.append(get_json_schema(bound))

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mmgrpo.config.settings import Config, Engine
-from mmgrpo.engines.engine import OTHER, Asked, Drawn, EngineFailure, Forgotten, Named, Rules, fingerprint
+from mmgrpo.engines.engine import OTHER, Drawn, EncodedQuery, EngineFailure, Forgotten, Named, Rules, fingerprint
 from mmgrpo.policies.generation import Drawing
 from mmgrpo.policies.token_model import Context, Features, Query
 from mmgrpo.randomness import derive
@@ -169,7 +169,7 @@ class VllmEngine:
             from vllm.lora.request import LoRARequest as lora
         return VllmEngine(llm, vllm.SamplingParams, rollout.sleep and on_gpu, lora=lora)
 
-    def held(self) -> Mapping[str, str]:
+    def fingerprints(self) -> Mapping[str, str]:
         """The fingerprints of the tensors that were loaded last, by the names under which they were sent."""
         return dict(self.sent)
 
@@ -240,7 +240,7 @@ class VllmEngine:
         self.adapters, self.request = adapters, request
         self.sent |= {name: fingerprint(value) for name, value in adapters.items()}
 
-    def generate(self, asked: Sequence[Asked], rules: Rules, drawing: Drawing) -> list[list[Drawn]]:
+    def generate(self, encoded: Sequence[EncodedQuery], rules: Rules, drawing: Drawing) -> list[list[Drawn]]:
         """Completions of each query; every sample has a seed of its own, of the query's stream."""
         if self.version is None or self.asleep:
             raise Forgotten("no weights were loaded since it rests" if self.asleep else "no weights were loaded")
@@ -251,7 +251,7 @@ class VllmEngine:
                 "rollout.engine=sampler"
             )
         requests, parameters = [], []
-        for row in asked:
+        for row in encoded:
             prompt = collapse_runs(row.ids, rules.media) if row.media else list(row.ids)
             for sample in range(row.query.count):
                 requests.append({"prompt_token_ids": prompt, **({"multi_modal_data": row.media} if row.media else {})})
@@ -271,7 +271,7 @@ class VllmEngine:
                 )
         adapted = {"lora_request": self.request} if self.request is not None else {}
         results = iter(self.llm.generate(requests, parameters, use_tqdm=False, **adapted))
-        return [[drawn_of(next(results), version) for _ in range(row.query.count)] for row in asked]
+        return [[drawn_of(next(results), version) for _ in range(row.query.count)] for row in encoded]
 
     def rest(self) -> None:
         """Free weights and cache on a GPU: the next round brings the weights, or adapters to those that wait in the

@@ -65,14 +65,16 @@ def check_scores(policy: Any, rollout: Any, limit: int) -> None:
     torch.testing.assert_close(rescored(policy, rollout, limit=limit)[mask], sampled[mask], rtol=0, atol=2e-5)
 
 
-def load(family: ModuleType, folder: str | Path, training: Training = PLAIN, /, **settings: Any) -> Any:
-    """A family's model; settings are those of ``Training`` and the family's options, and ``keep_reference``."""
+def load(family: ModuleType | str, folder: str | Path, training: Training = PLAIN, /, **settings: Any) -> Any:
+    """The model of a family, of this name or module; settings are those of ``Training`` and the family's options, and
+    ``keep_reference``."""
     keep = settings.pop("keep_reference", False)
-    options = families()[family.__name__.split(".")[-1]].sections.model
+    name = family if isinstance(family, str) else family.__name__.split(".")[-1]
+    options = families()[name].sections.model
     names, own = ({one.name for one in fields(kind)} & settings.keys() for kind in (Training, options))
     training = replace(training, **{name: settings.pop(name) for name in names})
     made = options(path=str(folder), **{name: settings.pop(name) for name in own - names})
-    model = family.load(made, training, **settings)
+    model = module(name).load(made, training, **settings)
     if keep:
         model.reference.keep()
     return model

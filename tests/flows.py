@@ -6,7 +6,7 @@ import torch
 
 from mmgrpo.diffusion.plan import Plan
 from mmgrpo.diffusion.planners import planner
-from mmgrpo.diffusion.schedules import Grid, flow, shifted
+from mmgrpo.diffusion.schedules import Grid, flow, time_shift
 
 FLOW_KERNELS = ["flow_sde", "flow_sde_wan(eta=0.7)", "dance", "cps", "cps(scaled=True)", "flow_ddim"]
 FLOW_KERNELS += ["flow_ddim_damped", "edm_churn(gamma=0.1)"]
@@ -34,7 +34,7 @@ def worked(output: float = 0.5) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 
 def even_grid(steps: int, shift: float = 1.0) -> Grid:
-    return flow_like(shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64), shift))
+    return flow_like(time_shift(torch.linspace(1, 0, steps + 1, dtype=torch.float64), shift))
 
 
 def fine_ddim_grid(steps: int) -> Grid:

@@ -14,7 +14,7 @@ from mmgrpo.policies.token import Sequences, TokenPolicy
 from mmgrpo.types import Image, Media, Prompt, Request, Rollout, Turn, Video
 from pipelines.library import inputs_of
 from pipelines.vlm import smolvlm
-from tests.building import load, module
+from tests.building import load
 from tests.tiny import maker
 
 NAMES = ("qwen_vl", "smolvlm")
@@ -22,7 +22,7 @@ NAMES = ("qwen_vl", "smolvlm")
 
 def write_model(name: str, folder: Path) -> str:
     """The family's tiny model, but one that prefers some words to others and looks at what it is shown."""
-    loaded = load(module(name), maker(name)(folder))
+    loaded = load(name, maker(name)(folder))
     with torch.no_grad():
         for i, (which, parameter) in enumerate(loaded.network.named_parameters()):
             size = 0.3 if "embed_tokens" in which else 0.2
@@ -73,15 +73,6 @@ def rollout(policy: TokenPolicy, prompts: Sequence[Prompt] = EVERY, group_size: 
 def kept(made: Rollout) -> Sequences:
     assert isinstance(made.steps, Sequences)
     return made.steps
-
-
-def rescored(policy: TokenPolicy, made: Rollout, name: str = "log_probs", limit: int = 100) -> Tensor:
-    """All decisions scored again; 0 where there is none."""
-    dense = torch.zeros_like(made.decisions.log_probs)
-    with torch.no_grad():
-        for part in made.steps.split(made.decisions.loss_mask, limit):
-            dense[part.rows, part.positions] = policy.score(made, part, frozenset({name}))[name]
-    return dense
 
 
 def gradient(policy: TokenPolicy, made: Rollout, limit: int = 100) -> dict[str, Tensor]:

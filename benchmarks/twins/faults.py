@@ -100,9 +100,9 @@ def inverted_ratio() -> Any:
 def no_clip() -> Any:
     import mmgrpo.objectives.surrogates as surrogates
 
-    original = surrogates.clipped
+    original = surrogates.clipped_surrogate
     return patch.object(
-        surrogates, "clipped", lambda log_ratio, advantages, *given: original(log_ratio, advantages, 1.0, 1e9)
+        surrogates, "clipped_surrogate", lambda log_ratio, advantages, *given: original(log_ratio, advantages, 1.0, 1e9)
     )
 
 

@@ -162,8 +162,8 @@ def staged(
     staged = centred.clone()
     for name in torch.unique(key[stat]):
         rows = torch.nonzero(stat & (key == name)).flatten()
-        own = [one[rows] for one in (values >= right, variant, prefix_end, prefix_parent)]
-        staged[rows] = ordered(centred[rows], staged_pairs(*own), delta)
+        members = [column[rows] for column in (values >= right, variant, prefix_end, prefix_parent)]
+        staged[rows] = project_onto_order(centred[rows], staged_pairs(*members), delta)
     return values - staged
 
 
@@ -179,13 +179,17 @@ def staged_pairs(
     return [(i, j) for i, j in torch.nonzero(child | sibling & saved[:, None] & ~saved[None]).tolist()]
 
 
-def ordered(centred: Float[Tensor, "N"], pairs: Sequence[tuple[int, int]], delta: float) -> Float[Tensor, "N"]:
+def project_onto_order(
+    centred: Float[Tensor, "N"], pairs: Sequence[tuple[int, int]], delta: float
+) -> Float[Tensor, "N"]:
     """The projection of numbers of sum 0 onto a_i + delta <= a_j for all pairs and sum a^2 <= N, by the algorithm of
     Dykstra (Boyle and Dykstra 1986), whose steps all keep the sum."""
     a, moved = centred.clone(), [centred.new_zeros(len(centred)) for _ in range(len(pairs) + 1)]
     for _ in range(1000 if pairs else 1):
         change = 0.0
         for number, pair in enumerate((*pairs, None)):
+            # What a constraint moved last time is given back first: plain projections in turn end at some point that
+            # satisfies all of them, these at the nearest one.
             y = a + moved[number]
             a = y.clone()
             if pair is None:
@@ -268,10 +272,10 @@ def reference_rewards(prompts: Sequence[Prompt], names: Sequence[str], needed: S
     """
     rows, count = [], 0
     for prompt in prompts:
-        given = prompt.meta.get("reference_rewards")
+        by_reward = prompt.meta.get("reference_rewards")
         columns = []
         for name in names:
-            column = given.get(name) if isinstance(given, Mapping) else None
+            column = by_reward.get(name) if isinstance(by_reward, Mapping) else None
             numbers = column if isinstance(column, list | tuple) and all(map(_is_finite, column)) else []
             count = count or (len(numbers) if name in needed else 0)
             if name in needed and (not numbers or len(numbers) != count):

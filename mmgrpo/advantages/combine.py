@@ -39,10 +39,10 @@ Names: TypeAlias = Sequence[str]
 @block(COMBINE, level="group")
 def weighted_sum(normalise: Normalise, values: Streams, weights: PerReward) -> Values:
     """normalise(sum_k w_k r_k): rewards are summed, over those that do not abstain, then compared."""
-    return normalise(weighted(values, weights))
+    return normalise(sum_rewards(values, weights))
 
 
-def weighted(values: Streams, weights: PerReward) -> Values:
+def sum_rewards(values: Streams, weights: PerReward) -> Values:
     """sum_k w_k r_k over the rewards that do not abstain; NaN where all that have a weight do."""
     scored = (~values.isnan() & (weights != 0)).any(1)
     return torch.where(scored, values.nan_to_num(0.0) @ weights, torch.nan)

@@ -45,14 +45,14 @@ Mask: TypeAlias = Bool[Tensor, "B T"]
 def mean_over_sharing_rows(matrix: Matrix, keep: Rows, node: Node, decision_mask: Mask) -> Matrix:
     """At every decision, the mean over the rows of ``keep`` that share it; 0 where there is none."""
     entries = decision_mask & keep[:, None]
-    if not any_shared(node, decision_mask):
+    if not has_shared_decisions(node, decision_mask):
         return torch.where(entries, matrix, 0.0)
     means = torch.zeros_like(matrix)
     means[decision_mask] = groups.group_mean(matrix[decision_mask], node[decision_mask], entries[decision_mask])
     return means
 
 
-def any_shared(node: Node, decision_mask: Mask) -> bool:
+def has_shared_decisions(node: Node, decision_mask: Mask) -> bool:
     """True if any two rows share a decision."""
     numbers = node[decision_mask].sort().values
     return bool((numbers[1:] == numbers[:-1]).any())
@@ -71,7 +71,7 @@ def leaf_sum(advantages: Values, keep: Rows, node: Node, decision_mask: Mask) ->
     below one turn: -2, where ``broadcast`` has -2/3."""
     entries = decision_mask & keep[:, None]
     sums = torch.where(entries, advantages[:, None].expand(node.shape), 0.0)
-    if any_shared(node, decision_mask):
+    if has_shared_decisions(node, decision_mask):
         sums[decision_mask] = groups.group_sum(sums[decision_mask], node[decision_mask], entries[decision_mask])
     return sums
 
@@ -88,8 +88,8 @@ def fuse(values: Values, node: Key, tail: Values, rows: Rows, beta: float) -> Va
 
 def tails(log_probs: Matrix, decision_mask: Mask) -> Matrix:
     """At every position, the sum of the row's log-probs at all later positions."""
-    own = torch.where(decision_mask, log_probs, 0.0)
-    return own.flip(1).cumsum(1).flip(1) - own
+    terms = torch.where(decision_mask, log_probs, 0.0)
+    return terms.flip(1).cumsum(1).flip(1) - terms
 
 
 @block(CREDITS, level="group", requires={"tree": {}, "positions": {}})
@@ -253,7 +253,7 @@ def returns(step_rewards: Matrix, decision_mask: Mask, gamma: float) -> Matrix:
     return sums
 
 
-def standardized(
+def standardize(
     matrix: Matrix,
     key: Key,
     stat: Rows,
@@ -269,10 +269,10 @@ def standardized(
     index, _ = groups.group_index(key)
     position = torch.arange(node.shape[1], device=node.device)
     compared = {"position": index[:, None] * node.shape[1] + position, "group": index[:, None], "batch": 0 * position}
-    return standardized_among(matrix, compared[over].expand(node.shape), stat, node, decision_mask, ddof, eps, scaled)
+    return standardize_among(matrix, compared[over].expand(node.shape), stat, node, decision_mask, ddof, eps, scaled)
 
 
-def standardized_among(
+def standardize_among(
     matrix: Matrix,
     together: Node,
     stat: Rows,
@@ -282,7 +282,7 @@ def standardized_among(
     eps: float,
     scaled: bool = True,
 ) -> Matrix:
-    """``standardized``, or centred alone, over the distinct decisions whose number ``together`` is the same."""
+    """``standardize``, or centred alone, over the distinct decisions whose number ``together`` is the same."""
     entries = decision_mask & stat[:, None]
     together = together[entries]
     values, everything = matrix[entries], torch.ones_like(node[entries], dtype=torch.bool)
@@ -315,7 +315,7 @@ def step_return(
     group there. Over a group advantages are not centred per step: where all members gain, all are positive.
     """
     sums = mean_over_sharing_rows(returns(step_rewards, decision_mask, gamma), stat, node, decision_mask)
-    return standardized(sums, key, stat, node, decision_mask, over, ddof, eps).clamp(-limit, limit)
+    return standardize(sums, key, stat, node, decision_mask, over, ddof, eps).clamp(-limit, limit)
 
 
 @block(CREDITS, level="group")
@@ -389,7 +389,7 @@ def process_reward(
         rewards = torch.where(later > 2, quality - following, torch.where(later == 2, quality, 0.0))
     last = ends & (later == 1)
     whole = torch.where(ends, alpha * rewards, 0.0) + torch.where(last, outcome * values[:, None], 0.0)
-    return standardized(returns(whole, decision_mask, 1.0), key, stat, node, decision_mask, over, ddof, eps)
+    return standardize(returns(whole, decision_mask, 1.0), key, stat, node, decision_mask, over, ddof, eps)
 
 
 def spread_backward(matrix: Matrix, ends: Matrix, decision_mask: Mask) -> Matrix:
@@ -438,10 +438,10 @@ def turning_points(
     later = decision_mask.flip(1).cumsum(1).flip(1) > 1  # where rounding could tell R from R_t, they are the same
     turns = turns & later & (step_rewards.sign() == (rest - step_rewards).sign())
     if balanced:
-        turns = _balanced(turns, rest, key)
+        turns = _balance(turns, rest, key)
     rewards = torch.where(turns, eta * rest, step_rewards)
     shared = mean_over_sharing_rows(rewards, stat, node, decision_mask)
-    return standardized(shared, key, stat, node, decision_mask, "position", ddof, eps).clamp(-limit, limit)
+    return standardize(shared, key, stat, node, decision_mask, "position", ddof, eps).clamp(-limit, limit)
 
 
 @block(CREDITS, level="group")
@@ -465,7 +465,7 @@ def turning_points_released(
     whole = values - _first(step_values, decision_mask)
     rewards = whole[:, None] + torch.where(turns, eta * step_rewards, 0.0)
     shared = mean_over_sharing_rows(rewards, stat, node, decision_mask)
-    return standardized(shared, key, stat, node, decision_mask, "position", ddof, eps).clamp(-limit, limit)
+    return standardize(shared, key, stat, node, decision_mask, "position", ddof, eps).clamp(-limit, limit)
 
 
 @block(CREDITS, level="group")
@@ -499,7 +499,7 @@ def process_value(
     value = mean_over_sharing_rows(returns(after, decision_mask, gamma), stat, node, decision_mask)
     mean = torch.where(entries, value, 0.0).sum(1) / entries.sum(1).clamp(min=1)
     weight = torch.where(mean[:, None] > 0, value / mean[:, None], 1.0)
-    relative = standardized(value, key, stat, node, decision_mask, "position", 0, 0.0)
+    relative = standardize(value, key, stat, node, decision_mask, "position", 0, 0.0)
     absolute = torch.where(entries & (torch.arange(node.shape[1], device=node.device) < early), k * value, 0.0)
     credit = mean_over_sharing_rows(weight * relative + absolute, stat, node, decision_mask)
     return credit.clamp(-limit, limit)
@@ -521,7 +521,7 @@ def _first(matrix: Matrix, mask: Mask) -> Values:
     return matrix.gather(1, mask.long().argmax(1, keepdim=True))[:, 0]
 
 
-def _balanced(turns: Mask, gain: Matrix, key: Key) -> Mask:
+def _balance(turns: Mask, gain: Matrix, key: Key) -> Mask:
     """As many turns that gain as ones that lose in each group, those of largest size."""
     names = key[:, None].expand(turns.shape)[turns]
     sizes = gain[turns]
@@ -565,10 +565,10 @@ def routed(
         values, counted = streams[:, place].nan_to_num(0.0), stat & there
         std = groups.group_std(values, key if over == "group" else torch.zeros_like(key), counted, 0)
         score = (values - groups.group_mean(values, key, counted)) / (std + eps)
-        own = torch.where(there & (std > 0), weights[place] * score, 0.0)[:, None]
+        contribution = torch.where(there & (std > 0), weights[place] * score, 0.0)[:, None]
         to_both = name not in video and name not in audio
         heeds = [to_both or name in named for named in (video, audio)]
-        credit = credit + own * torch.where(stream == 0, float(heeds[0]), float(heeds[1]))
+        credit = credit + contribution * torch.where(stream == 0, float(heeds[0]), float(heeds[1]))
     return mean_over_sharing_rows(credit, keep, node, decision_mask)
 
 
@@ -724,7 +724,7 @@ def marked_steps(
     a wrong end, 0 0 and -1 0 of wrong ones: 1.296 twice, .354 twice, -.589 twice, -1.532, -.589.
     """
     rewards = whole * (values >= right).to(values.dtype)[:, None] + process * marks.to(values.dtype).clamp(max=0.0)
-    return standardized(rewards, key, stat, node, decision_mask, "group", ddof, eps)
+    return standardize(rewards, key, stat, node, decision_mask, "group", ddof, eps)
 
 
 @block(CREDITS, level="group")
@@ -754,8 +754,8 @@ def thought_rewards(
     share = groups.group_mean(correct.to(advantages.dtype), key, stat)
     marked = marks < 0
     blamed = advantages[:, None] - alpha * share[:, None] * marked
-    made = torch.where(correct[:, None], blamed, advantages[:, None] * marked)
-    return mean_over_sharing_rows(made, keep, node, decision_mask)
+    matrix = torch.where(correct[:, None], blamed, advantages[:, None] * marked)
+    return mean_over_sharing_rows(matrix, keep, node, decision_mask)
 
 
 @block(CREDITS, level="group")
@@ -777,7 +777,7 @@ def mark_return(
     phrases with 1 and -1 (``judge_phrases``). Marks 0 1 1 0 -1: sums 1 1 0 -1 -1.
     """
     sums = returns(marks, decision_mask, gamma)
-    return standardized(sums, key, stat, node, decision_mask, over, ddof, eps)
+    return standardize(sums, key, stat, node, decision_mask, over, ddof, eps)
 
 
 def _shared_runs(texts: list[list[int]], good: list[bool]) -> list[int]:

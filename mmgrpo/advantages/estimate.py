@@ -22,8 +22,8 @@ from mmgrpo.advantages import (
     groups,
 )
 from mmgrpo.advantages.baseline import BASELINES
-from mmgrpo.advantages.combine import COMBINE, SEPARATE, weighted
-from mmgrpo.advantages.credit import CREDITS, REMARKED, any_shared
+from mmgrpo.advantages.combine import COMBINE, SEPARATE, sum_rewards
+from mmgrpo.advantages.credit import CREDITS, REMARKED, has_shared_decisions
 from mmgrpo.advantages.groups import Values
 from mmgrpo.advantages.scale import SCALES
 from mmgrpo.advantages.select import BEFORE, SELECTORS
@@ -163,13 +163,13 @@ class AdvantageRecipe:
         names = {name for bound in (*self.weighting, *self.bounds) for name, _ in bound.names_of("reward")}
         return frozenset(names).union(*(part.weights for part in self.parts))
 
-    def trained(self, names: Sequence[str], weights: Sequence[float]) -> list[bool]:
+    def trained_mask(self, names: Sequence[str], weights: Sequence[float]) -> list[bool]:
         """Which rewards are trained on: those that have a weight or that a block names."""
         return [weight != 0 or name in self.named_rewards for name, weight in zip(names, weights, strict=True)]
 
-    def referenced(self, weighted: Set[str]) -> frozenset[str]:
+    def rewards_with_references(self, weighted: Set[str]) -> frozenset[str]:
         """Rewards for which prompts must have ``reference_rewards``, of those that have a weight."""
-        names = {one.parameters.get("of", "") for one in self.transform if "reference_rewards" in one.block.needs}
+        names = {bound.parameters.get("of", "") for bound in self.transform if "reference_rewards" in bound.block.needs}
         return frozenset(names - {""} | (weighted if "" in names else set()))
 
     @property
@@ -192,15 +192,15 @@ class PartAdvantages:
     @staticmethod
     def of(lines: PartLines, blocks: AdvantageBlocks) -> PartAdvantages:
         """Bind the lines of a part; those that it does not state are the section's."""
-        own: dict[str, Any] = {line: lines.get(line, getattr(blocks, line)) for line in LINES}
-        given: Any = SimpleNamespace(**own, weighting=(), kl_weight="none", parts=())
-        recipe = AdvantageRecipe.of(given)
+        values: dict[str, Any] = {line: lines.get(line, getattr(blocks, line)) for line in LINES}
+        section: Any = SimpleNamespace(**values, weighting=(), kl_weight="none", parts=())
+        recipe = AdvantageRecipe.of(section)
         return PartAdvantages(lines.name, recipe, lines.per, lines.weights)
 
     @property
     def schedules(self) -> dict[str, Schedule]:
         """Those of its blocks, each behind the name of the part."""
-        return {f"{self.name}.{name}": one for name, one in schedules_of(self.recipe).items()}
+        return {f"{self.name}.{name}": schedule for name, schedule in schedules_of(self.recipe).items()}
 
 
 @dataclass(frozen=True)
@@ -258,15 +258,15 @@ def estimate(
     matter. ValueError for rewards that a block cannot compare, and for advantages that are not finite.
     """
     if algorithm.parts:
-        given = values, valid, reward_weights, decisions, names, factor, abstained, counted_origins
-        return _of_parts(algorithm, *given)
+        arguments = values, valid, reward_weights, decisions, names, factor, abstained, counted_origins
+        return _of_parts(algorithm, *arguments)
     device = values.device
     if not bool((reward_weights != 0).any()):
         raise ValueError("rewards: all weights are 0; give at least one reward a nonzero weight")
     weights = reward_weights.detach().cpu().double()
     names = tuple(names) or tuple(map(str, range(len(weights))))
     counted = weights != 0
-    read = torch.tensor(algorithm.trained(names, weights.tolist()))
+    read = torch.tensor(algorithm.trained_mask(names, weights.tolist()))
     valid = valid.cpu()
     abstained = torch.zeros_like(valid) if abstained is None else abstained.cpu()
     # A failed reward takes its row out; one that abstained leaves the row to the others.
@@ -287,14 +287,14 @@ def estimate(
 
     compared = ~torch.isin(inputs["origin"], torch.tensor(UNTRAINED))
     rows = scored & compared
-    own = torch.isin(inputs["origin"], torch.tensor(counted_origins))
+    from_policy = torch.isin(inputs["origin"], torch.tensor(counted_origins))
 
     def statistics() -> list[Tensor]:
-        return [rows & own if key.own else rows for key in algorithm.keys]
+        return [rows & from_policy if key.own else rows for key in algorithm.keys]
 
     def one_reward() -> Tensor:
         if algorithm.separate:
-            return weighted(values, weights)
+            return sum_rewards(values, weights)
         return algorithm.combine(
             {**inputs, "normalise": lambda stream: stream, "values": values, "key": group, "stat": statistics()[0]}
         )
@@ -349,7 +349,9 @@ def estimate(
 
     first = groups.group_first(group, compared)
     spread = groups.group_spread(total, group, stats[0])
-    if bool((groups.group_count(group, own)[own] == 1).all()):  # groups of one: nothing is compared in them
+    if bool(
+        (groups.group_count(group, from_policy)[from_policy] == 1).all()
+    ):  # groups of one: nothing is compared in them
         spread = samples != 0
     return Estimate(
         advantages=credit.to(device, torch.float32),
@@ -390,7 +392,7 @@ def _of_parts(
     for part in algorithm.parts:
         there = decisions.fields[part_field(part.name)]
         masks = {"loss_mask": decisions.loss_mask & there, "decision_mask": decisions.decision_mask & there}
-        own, place = replace(decisions, **masks), torch.arange(decisions.rows, device=values.device)
+        of_rows, place = replace(decisions, **masks), torch.arange(decisions.rows, device=values.device)
         scores, known, left, rows = values, valid, nowhere, place
         if part.per:
             key = torch.unique(_column(decisions, part.per), return_inverse=True)[1].to(values.device)
@@ -399,17 +401,19 @@ def _of_parts(
             columns = [(values[:, column], valid[:, column]) for column in range(valid.shape[1])]
             scores = torch.stack([groups.group_mean(value, key, there) for value, there in columns], 1)[rows]
             known = torch.stack([groups.group_count(key, there) for _, there in columns], 1)[rows] > 0
-            own, left = select_rows(own, rows), nowhere[rows] & ~known
+            of_rows, left = select_rows(of_rows, rows), nowhere[rows] & ~known
         of_part = torch.tensor([part.weights.get(name, 0.0) for name in names]) if part.weights else weights
-        one = estimate(scores, known, of_part, own, part.recipe, names, factor, left, origins)
-        advantages = torch.where(there, one.advantages[place], advantages)
+        partial = estimate(scores, known, of_part, of_rows, part.recipe, names, factor, left, origins)
+        advantages = torch.where(there, partial.advantages[place], advantages)
         mask = torch.zeros_like(loss_mask)
-        mask[rows] = one.loss_mask
+        mask[rows] = partial.loss_mask
         loss_mask = loss_mask | mask
-        shown = {"advantage": one.advantages.abs()[one.loss_mask]}
+        shown = {"advantage": partial.advantages.abs()[partial.loss_mask]}
         if "entropy" in decisions.fields:
             shown["entropy"] = decisions.fields["entropy"][mask]
-        measured |= {f"{part.name}/{name}": float(many.mean()) if len(many) else 0.0 for name, many in shown.items()}
+        measured |= {
+            f"{part.name}/{name}": float(tensor.mean()) if len(tensor) else 0.0 for name, tensor in shown.items()
+        }
     return replace(result, advantages=advantages, loss_mask=loss_mask, measured=measured)
 
 
@@ -451,7 +455,7 @@ def _inputs(decisions: Decisions) -> dict[str, Tensor]:
 
 def _any_sharing_row(entries: Tensor, node: Tensor, decision_mask: Tensor) -> Tensor:
     """``entries`` or'ed over the rows that share a decision: a selected row may not be the one that owns it."""
-    if not any_shared(node, decision_mask):
+    if not has_shared_decisions(node, decision_mask):
         return entries
     mask = torch.zeros_like(decision_mask)
     mask[decision_mask] = groups.group_count(node[decision_mask], entries[decision_mask]) > 0

@@ -80,8 +80,8 @@ def window_gae(
     """
     rewards = at_last(values * (cut == 0), decision_mask) + token_rewards
     beyond = torch.where(cut > 0, at_end(value, decision_mask), 0.0)
-    made = advantages(rewards, value, decision_mask, gamma, lam, beyond)
-    return _credit(made, stat, node, decision_mask, whiten)
+    matrix = advantages(rewards, value, decision_mask, gamma, lam, beyond)
+    return _credit(matrix, stat, node, decision_mask, whiten)
 
 
 @block(CREDITS, level="group")
@@ -132,7 +132,7 @@ def share_gae(
     that the best policy stays the same, and beta 0 is ``gae``. alpha .1 .2 .3 .4, R 2, V = 0, gamma and lambda 1: r .1
     .2 .3 1.4, and 2 1.9 1.7 1.4.
     """
-    rewards = shared_out(values, decision_mask, shares, beta) + token_rewards
+    rewards = split_reward(values, decision_mask, shares, beta) + token_rewards
     return _credit(advantages(rewards, value, decision_mask, gamma, lam), stat, node, decision_mask, whiten)
 
 
@@ -156,8 +156,8 @@ def turn_gae(
     Turns of rewards 0 and 1, V = .5 and .25 before them, gamma and lambda 1: .5 and .75.
     """
     earned, there, _ = turn_rewards(values, decision_mask, step_rewards + token_rewards, turn, 1.0)
-    made = advantages(earned, values_of_turns(value, decision_mask, turn, there), there, gamma, lam)
-    return _credit(of_turns(made, decision_mask, turn), stat, node, decision_mask, whiten)
+    per_turn = advantages(earned, values_of_turns(value, decision_mask, turn, there), there, gamma, lam)
+    return _credit(of_turns(per_turn, decision_mask, turn), stat, node, decision_mask, whiten)
 
 
 @block(CREDITS, level="group")
@@ -191,8 +191,8 @@ def vine_gae(
     [0, 1]. Turns that vines share with their chain have the advantages of the chain.
     """
     earned, there, _ = turn_rewards(values, decision_mask, step_rewards + token_rewards, turn, 1.0)
-    own = advantages(earned, values_of_turns(value, decision_mask, turn, there), there, gamma, lam)
-    made, classes = of_turns(own, decision_mask, turn), raw[:, list(names).index(by)]
+    of_turn = advantages(earned, values_of_turns(value, decision_mask, turn, there), there, gamma, lam)
+    credit, classes = of_turns(of_turn, decision_mask, turn), raw[:, list(names).index(by)]
     began = torch.where(decision_mask & (vine_turn >= 0), turn, earned.shape[1]).amin(1)
     since = torch.arange(earned.shape[1], device=turn.device) - began[:, None]
     from_state = torch.where(there & (since >= 0), earned * gamma ** since.clamp(min=0), 0.0).sum(1)
@@ -200,8 +200,8 @@ def vine_gae(
     for number in torch.unique(vine[stat & (vine > 0)]):
         rows = torch.nonzero(stat & (vine == number)).flatten()
         gained = groups.set_advantages(from_state[rows], classes[rows], size, sets)
-        made[rows] = torch.where(first[rows], gained[:, None].to(made), made[rows])
-    return _whitened(made, stat, node, decision_mask) if whiten else torch.where(decision_mask, made, 0.0)
+        credit[rows] = torch.where(first[rows], gained[:, None].to(credit), credit[rows])
+    return _whiten(credit, stat, node, decision_mask) if whiten else torch.where(decision_mask, credit, 0.0)
 
 
 @block(CREDITS, level="group")
@@ -234,8 +234,8 @@ def conservative_td(
     V .5 .25 .75, gaps of the reference's token 0 -.5 0, R 1, alpha and gamma 1: -.75, .5, .25.
     """
     rewards, ahead = at_last(values, decision_mask) + token_rewards, alpha * greedy_margin
-    made = advantages(rewards, value + ahead, decision_mask, gamma, 0.0) + ahead
-    return _credit(torch.where(decision_mask, made, 0.0), stat, node, decision_mask, False)
+    target = advantages(rewards, value + ahead, decision_mask, gamma, 0.0) + ahead
+    return _credit(torch.where(decision_mask, target, 0.0), stat, node, decision_mask, False)
 
 
 def advantages(
@@ -248,14 +248,14 @@ def advantages(
 ) -> Float[Tensor, "B K"]:
     """A_k at the units of each row, which are where ``units`` is True; 0 elsewhere. ``beyond``: V behind the last
     unit of each row; None: 0."""
-    made, later = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
+    estimates, later = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
     after = torch.zeros_like(later) if beyond is None else beyond
     for t in reversed(range(rewards.shape[1])):
         here = units[:, t]
-        one = rewards[:, t] + gamma * after - value[:, t] + gamma * lam * later
-        made[:, t] = torch.where(here, one, 0.0)
-        later, after = torch.where(here, one, later), torch.where(here, value[:, t], after)
-    return made
+        advantage = rewards[:, t] + gamma * after - value[:, t] + gamma * lam * later
+        estimates[:, t] = torch.where(here, advantage, 0.0)
+        later, after = torch.where(here, advantage, later), torch.where(here, value[:, t], after)
+    return estimates
 
 
 def at_last(values: Values, decision_mask: Mask) -> Matrix:
@@ -273,7 +273,7 @@ def at_end(value: Matrix, decision_mask: Mask) -> Values:
     return torch.where(last_of(decision_mask), value, 0.0).sum(1)
 
 
-def shared_out(values: Values, decision_mask: Mask, shares: Matrix, beta: float) -> Matrix:
+def split_reward(values: Values, decision_mask: Mask, shares: Matrix, beta: float) -> Matrix:
     """beta R alpha_t + (1 - beta) R at the last decision."""
     spread = torch.where(decision_mask, values[:, None] * shares.to(values), 0.0)
     return beta * spread + (1 - beta) * at_last(values, decision_mask)
@@ -301,23 +301,25 @@ def returns_of(
 ) -> tuple[Matrix, Mask]:
     """What a critic learns for a credit of this file, A + V with a lambda of its own, and where: before every decision,
     or before the first one of every turn. For another credit, beside which a critic is a classifier: with gamma 1."""
-    given = {name: one.default for name, one in credit.block.parameters.items()} | dict(credit.parameters)
-    gamma, value, rewards = given.get("gamma", 1.0), fields["value"], fields["token_rewards"]
+    parameters = {name: parameter.default for name, parameter in credit.block.parameters.items()} | dict(
+        credit.parameters
+    )
+    gamma, value, rewards = parameters.get("gamma", 1.0), fields["value"], fields["token_rewards"]
     if "greedy_margin" in credit.block.needs:
-        ahead, own = (given["alpha"] * fields[name] for name in ("greedy_margin", "top_margin"))
+        ahead, drawn = (parameters["alpha"] * fields[name] for name in ("greedy_margin", "top_margin"))
         rewards = rewards + at_last(totals, decision_mask)
-        made = advantages(rewards, value + ahead, decision_mask, gamma, 0.0) + value + ahead - own
-        return torch.where(decision_mask, made, 0.0), decision_mask
+        returns = advantages(rewards, value + ahead, decision_mask, gamma, 0.0) + value + ahead - drawn
+        return torch.where(decision_mask, returns, 0.0), decision_mask
     if "turn" not in credit.block.needs:
         if SHARES in credit.block.needs:
-            rewards = rewards + shared_out(totals, decision_mask, fields[SHARES], given["beta"])
+            rewards = rewards + split_reward(totals, decision_mask, fields[SHARES], parameters["beta"])
         elif MARKS in credit.block.needs:
-            rewards = rewards + given["outcome"] * at_last(totals, decision_mask) + fields[MARKS].to(rewards)
+            rewards = rewards + parameters["outcome"] * at_last(totals, decision_mask) + fields[MARKS].to(rewards)
         else:
             rewards = rewards + at_last(totals, decision_mask)
         finished = fields["cut"] == 0 if "cut" in credit.block.needs else torch.ones_like(totals, dtype=torch.bool)
-        made = advantages(rewards, value, decision_mask, gamma, lam) + value
-        return made, decision_mask & finished[:, None]
+        returns = advantages(rewards, value, decision_mask, gamma, lam) + value
+        return returns, decision_mask & finished[:, None]
     turn, rewards = fields["turn"].long(), rewards + fields["step_rewards"].to(rewards.dtype)
     earned, there, _ = turn_rewards(totals, decision_mask, rewards, turn, 1.0)
     before = values_of_turns(value, decision_mask, turn, there)
@@ -325,17 +327,17 @@ def returns_of(
     return of_turns(table, decision_mask, turn), turn_starts(decision_mask, turn)
 
 
-def _credit(made: Matrix, stat: Rows, node: Node, decision_mask: Mask, whiten: bool) -> Matrix:
+def _credit(matrix: Matrix, stat: Rows, node: Node, decision_mask: Mask, whiten: bool) -> Matrix:
     """The mean of the rows that share a decision and, with ``whiten``, standardized over the distinct decisions."""
-    made = mean_over_sharing_rows(made, stat, node, decision_mask)
-    return _whitened(made, stat, node, decision_mask) if whiten else made
+    matrix = mean_over_sharing_rows(matrix, stat, node, decision_mask)
+    return _whiten(matrix, stat, node, decision_mask) if whiten else matrix
 
 
-def _whitened(made: Matrix, stat: Rows, node: Node, decision_mask: Mask) -> Matrix:
+def _whiten(matrix: Matrix, stat: Rows, node: Node, decision_mask: Mask) -> Matrix:
     """Standardized over the distinct decisions, of which the first row counts."""
     entries = decision_mask & stat[:, None]
     if not bool(entries.any()):
-        return made
-    distinct = made[entries][group_first(node[entries], torch.ones_like(node[entries], dtype=torch.bool))]
+        return matrix
+    distinct = matrix[entries][group_first(node[entries], torch.ones_like(node[entries], dtype=torch.bool))]
     std = distinct.std(correction=0)
-    return torch.where(entries & (std > 0), (made - distinct.mean()) / (std + 1e-8), 0.0)
+    return torch.where(entries & (std > 0), (matrix - distinct.mean()) / (std + 1e-8), 0.0)

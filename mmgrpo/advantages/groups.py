@@ -141,7 +141,7 @@ def set_advantages(values: Float[Tensor, "B *R"], classes: Values, size: int, mo
     taken = min(size, len(values))
     step = -(-comb(len(values), taken) // most)
     sets = torch.tensor([*islice(combinations(range(len(values)), taken), 0, None, step)], device=values.device)
-    different = torch.tensor([len(set(classes[one].tolist())) / taken for one in sets]).to(values)
+    different = torch.tensor([len(set(classes[members].tolist())) / taken for members in sets]).to(values)
     inside = torch.zeros(len(sets), len(values), dtype=values.dtype, device=values.device).scatter(1, sets, 1.0)
     each = (..., *[None] * (values.dim() - 1))
     f = values[sets].mean(1) * different[each]

@@ -87,8 +87,8 @@ def parts(values: Values, key: Key, stat: Rows, of: str) -> Parts | None:
 
     None where all are equal, which no cut divides. Equal ones are in one part.
     """
-    own = groups.group_mean(values, key, stat) if of == "prompts" else values
-    ordered = own[groups.group_first(key, stat) if of == "prompts" else stat].sort().values
+    compared = groups.group_mean(values, key, stat) if of == "prompts" else values
+    ordered = compared[groups.group_first(key, stat) if of == "prompts" else stat].sort().values
     if ordered.numel() < 2 or ordered[0] == ordered[-1]:
         return None
     number = torch.arange(1, ordered.numel(), device=values.device)
@@ -96,7 +96,7 @@ def parts(values: Values, key: Key, stat: Rows, of: str) -> Parts | None:
     below, above = low / number, (total - low) / (ordered.numel() - number)
     between = number * (ordered.numel() - number) * (above - below) ** 2
     cut = int(between.argmax())  # never between equal ones: the variance is convex in how many of them are below
-    high = own > ordered[cut]
+    high = compared > ordered[cut]
     return Parts(torch.where(high, above[cut], below[cut]), (below[cut] + above[cut])[None] / 2, high)
 
 
@@ -134,10 +134,10 @@ def gfpo(
 
     ``length``: the shortest; ``efficiency``: the largest reward per decision; ``reward``: the largest reward.
     """
-    return groups.group_rank(-_measured(metric, values, length), key, keep) < count
+    return groups.group_rank(-_metric(metric, values, length), key, keep) < count
 
 
-def _measured(metric: str, values: Values, length: Key) -> Values:
+def _metric(metric: str, values: Values, length: Key) -> Values:
     """What ``gfpo`` wants of a row to be large."""
     return {
         "length": -length.to(values.dtype),
@@ -163,15 +163,15 @@ def gfpo_adaptive(
     The quartiles are those of the tracker ``difficulty``, before it has seen any of the round's own groups. The paper
     has a digest of all groups so far. ValueError unless there are four counts.
     """
-    if len(counts) != 4 or not all(isinstance(one, int) and one > 0 for one in counts):
+    if len(counts) != 4 or not all(isinstance(n, int) and n > 0 for n in counts):
         raise ValueError(f"gfpo_adaptive: counts: got {list(counts)}, expected four numbers of rows, the hardest first")
     mean = groups.group_mean(values, key, keep)
     marks = difficulty[0].to(values.dtype) if len(difficulty) else values.new_full((3,), torch.nan)
     if bool(marks.isnan().any()):
-        one = groups.group_first(key, keep)
-        marks = mean[one].quantile(marks.new_tensor([0.25, 0.5, 0.75])) if bool(one.any()) else marks
+        first = groups.group_first(key, keep)
+        marks = mean[first].quantile(marks.new_tensor([0.25, 0.5, 0.75])) if bool(first.any()) else marks
     count = torch.tensor(counts, device=values.device)[(mean[:, None] > marks).sum(1)]
-    return groups.group_rank(-_measured(metric, values, length), key, keep) < count
+    return groups.group_rank(-_metric(metric, values, length), key, keep) < count
 
 
 @block(BEFORE, level="group")
@@ -182,11 +182,11 @@ def contrast(values: Values, key: Key, keep: Rows, length: Key, *, count: Annota
 
     Rewards 1, 1, 0, 0 of lengths 10, 30, 10, 30 and one of each: the first and the last row.
     """
-    best, worst = _ordered(-values, length), _ordered(values, -length)
+    best, worst = _lexicographic_rank(-values, length), _lexicographic_rank(values, -length)
     return keep & ((groups.group_rank(best, key, keep) < count) | (groups.group_rank(worst, key, keep) < count))
 
 
-def _ordered(first: Values, second: Key) -> Values:
+def _lexicographic_rank(first: Values, second: Key) -> Values:
     """The place of each row in the order by the first number, and by the second where that is equal."""
     order = second.argsort(stable=True)
     order = order[first[order].argsort(stable=True)]
@@ -272,8 +272,8 @@ def drop_low_std(values: Values, key: Key, stat: Rows, share: Annotated[float, w
     The paper compares with a moving average over steps (decay .99), here with the batch's own.
     """
     std = groups.group_std(values, key, stat)
-    one = groups.group_first(key, stat)
-    return std >= share * groups.group_mean(std, torch.zeros_like(key), one)
+    first = groups.group_first(key, stat)
+    return std >= share * groups.group_mean(std, torch.zeros_like(key), first)
 
 
 @block(AFTER, level="group")
@@ -317,10 +317,10 @@ def common_calls(
 ) -> Bool[Tensor, "B T"]:
     """Leave out calls of a program that not all remaining samples of the group make: the k-th of a module is trained if
     none asks it fewer than k times. mmGRPO's default, ``truncate`` (arXiv:2508.04660)."""
-    made = by_turns(decision_mask.long(), decision_mask, turn) > 0
-    rows = made & keep[:, None]
+    makes_call = by_turns(decision_mask.long(), decision_mask, turn) > 0
+    rows = makes_call & keep[:, None]
     same = same_state(key, decision_mask, turn, call)
-    makers = torch.zeros(made.shape, dtype=torch.double)
+    makers = torch.zeros(makes_call.shape, dtype=torch.double)
     makers[rows] = groups.group_count(same[rows], torch.ones_like(same[rows], dtype=torch.bool))
     everywhere = makers == groups.group_count(key, keep)[:, None]
     return of_turns((everywhere & rows).double(), decision_mask, turn) > 0

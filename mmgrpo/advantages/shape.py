@@ -117,9 +117,9 @@ def entropy_ratio(
     """A * (batch mean of H) / H_i, H_i the mean token entropy of the row (EDGE-GRPO, arXiv:2507.21848):
     confident rows count more.
     """
-    own = (torch.where(decision_mask, entropy, 0.0).sum(1) / decision_mask.sum(1).clamp(min=1)).to(advantages.dtype)
-    mean = groups.group_mean(own, torch.zeros_like(stat, dtype=torch.long), stat)
-    return advantages * mean / own.clamp(min=eps)
+    row_entropy = _row_mean(entropy, decision_mask).to(advantages.dtype)
+    mean = groups.group_mean(row_entropy, torch.zeros_like(stat, dtype=torch.long), stat)
+    return advantages * mean / row_entropy.clamp(min=eps)
 
 
 @block(SHAPES)
@@ -150,8 +150,8 @@ def group_invariant(
     The two parts g are the prompts, or the rows, below and above the cut of their rewards with the largest variance
     between the parts: the most adversarial partition, in place of the classifier that the paper trains (``parts``).
     """
-    found = parts(values, key, stat, of)
-    return advantages if found is None else advantages * (1 - 2 * coef * (found.mean - found.centre))
+    cut = parts(values, key, stat, of)
+    return advantages if cut is None else advantages * (1 - 2 * coef * (cut.mean - cut.centre))
 
 
 @block(SHAPES, level="group")
@@ -224,6 +224,7 @@ def risk(
     tail = -(q_low - sums).clamp(min=0) / low
     advantage = (weight * tail + gain / (high - low)) / (weight + 1)
     if std:
+        # ``papers`` numbers bundles by B times the number of their set of prompts, plus that of the member.
         prompts = values.new_zeros(size).index_add_(0, paper, (names // key.numel()).to(values.dtype)) / count
         spread = groups.group_std(sums, prompts.round().long(), count > 0, 1)
         advantage = advantage / torch.where(spread > 0, spread + 1e-6, 1.0)
@@ -384,8 +385,8 @@ def dynamic_scaling(
     batch, first = torch.zeros_like(key), groups.group_first(key, stat)
     factor = torch.ones_like(advantages)
     for each in (raw[:, list(names).index(by)].nan_to_num(0.0), reference_value - values):
-        own = groups.group_mean(each, key, stat)
-        factor = factor * torch.sigmoid(own) / torch.sigmoid(groups.group_mean(own, batch, first))
+        of_prompt = groups.group_mean(each, key, stat)
+        factor = factor * torch.sigmoid(of_prompt) / torch.sigmoid(groups.group_mean(of_prompt, batch, first))
     return advantages * factor
 
 
@@ -404,8 +405,10 @@ def perplexity(
 
     Means of .2, .4 and .6 with alpha .1: factors 1.1, 1 and .9.
     """
-    own = -_row_mean(log_probs, decision_mask).to(advantages.dtype)
-    return advantages * (1 - alpha * _standard(own, torch.zeros_like(stat, dtype=torch.long), stat, 0.0)).clamp(min=0)
+    surprise = -_row_mean(log_probs, decision_mask).to(advantages.dtype)
+    return advantages * (1 - alpha * _standard(surprise, torch.zeros_like(stat, dtype=torch.long), stat, 0.0)).clamp(
+        min=0
+    )
 
 
 @block(SHAPES, level="group")
@@ -424,10 +427,10 @@ def confidence(
     group: a right answer counts less where the policy was sure of it, a wrong one more (UCAS, arXiv:2510.10649; .25 and
     .35). The paper takes the mean over decisions, its code the sum. z = 1 and A = +-.866: .674 and -1.229.
     """
-    own = _row_mean(certainty, decision_mask).to(advantages.dtype)
+    row_certainty = _row_mean(certainty, decision_mask).to(advantages.dtype)
     if reduce == "sum":
-        own = own * decision_mask.sum(1)
-    z = _standard(own, key, stat, eps)
+        row_certainty = row_certainty * decision_mask.sum(1)
+    z = _standard(row_certainty, key, stat, eps)
     return advantages * torch.where(advantages > 0, -positive * z, negative * z).exp()
 
 
@@ -441,15 +444,15 @@ def entropy_gate(
 ) -> Values:
     """A - scale H where the mean entropy H of the sample's decisions is at most ``limit``, 0 above it (GTPO,
     arXiv:2508.03772; .7 and .1 of its code, ln 2 in the paper). H = .5: 1 becomes .95; H = .8: 0."""
-    own = _row_mean(entropy, decision_mask).to(advantages.dtype)
-    return torch.where(own > limit, 0.0, advantages - scale * own)
+    row_entropy = _row_mean(entropy, decision_mask).to(advantages.dtype)
+    return torch.where(row_entropy > limit, 0.0, advantages - scale * row_entropy)
 
 
 def _row_mean(matrix: Float[Tensor, "B T"], decision_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B"]:
     return torch.where(decision_mask, matrix, 0.0).sum(1) / decision_mask.sum(1).clamp(min=1)
 
 
-def _standard(own: Values, key: Key, stat: Rows, eps: float) -> Values:
+def _standard(x: Values, key: Key, stat: Rows, eps: float) -> Values:
     """(x - mean) / (std + eps) within each group; 0 where the std is."""
-    std = groups.group_std(own, key, stat)
-    return torch.where(std > 0, (own - groups.group_mean(own, key, stat)) / (std + eps), 0.0)
+    std = groups.group_std(x, key, stat)
+    return torch.where(std > 0, (x - groups.group_mean(x, key, stat)) / (std + eps), 0.0)

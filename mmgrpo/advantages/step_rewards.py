@@ -36,21 +36,21 @@ def begin_step_rewards(
     column = names.index(completions.by) if completions.by else 0
     chosen = slice(column, column + 1) if completions.by else slice(len(scorers))
     scorers, weights = scorers[chosen], torch.ones_like(weights[:1]) if completions.by else weights[chosen]
-    begun, first = [], 0
+    pending, first = [], 0
     for outputs in completions.parts():
         rows = completions.rows[first : first + len(outputs)]
         prompts = [rollout.prompts[row] for row in rows.tolist()]
-        begun.append(begin_scoring(scorers, prompts, outputs, select_rows(rollout.decisions, rows)))
+        pending.append(begin_scoring(scorers, prompts, outputs, select_rows(rollout.decisions, rows)))
         first += len(outputs)
 
-    def summed(scores: RewardScores) -> tuple[Tensor, Tensor]:
+    def sum_rewards(scores: RewardScores) -> tuple[Tensor, Tensor]:
         return greedy_values(scores, torch.arange(len(scores.values)), weights)
 
     def finish(scores: RewardScores) -> tuple[dict[str, Tensor], Rows]:
         tables = scores.values, scores.valid, scores.abstentions
-        parts = [summed(RewardScores(*(one[:, chosen] for one in tables)))]
-        if begun:
-            parts.insert(0, of_states(*summed(join_scores([one() for one in begun])), completions))
+        parts = [sum_rewards(RewardScores(*(table[:, chosen] for table in tables)))]
+        if pending:
+            parts.insert(0, of_states(*sum_rewards(join_scores([join() for join in pending])), completions))
         values, scored = (torch.cat([part[place].to(weights.device) for part in parts]) for place in range(2))
         # -1 where a step has no states around it.
         there = completions.before >= 0
@@ -70,15 +70,15 @@ def of_states(
 ) -> tuple[Float[Tensor, "S"], Bool[Tensor, "S"]]:
     """The value of each state from those of its completions, of which one at least could be scored: their mean or, with
     eta, ln(mean exp(eta r)) / eta (ER-PRM, arXiv:2412.11006). 1 and 0: .5, and .62011 with eta 1."""
-    several, known = (one.view(-1, completions.count) for one in (values, scored))
+    per_completion, known = (table.view(-1, completions.count) for table in (values, scored))
     number, eta = known.sum(1).clamp(min=1), completions.eta
     if not eta:
-        return torch.where(known, several, 0.0).sum(1) / number, known.any(1)
-    raised = torch.where(known, eta * several, -torch.inf).logsumexp(1) - number.log()
+        return torch.where(known, per_completion, 0.0).sum(1) / number, known.any(1)
+    raised = torch.where(known, eta * per_completion, -torch.inf).logsumexp(1) - number.log()
     return torch.where(known.any(1), raised / eta, 0.0), known.any(1)
 
 
-def judged(
+def total_rewards(
     scorers: Sequence[Scorer], weights: Sequence[float], prompts: Sequence[Prompt], outputs: Sequence[Output]
 ) -> Float[Tensor, "N"]:
     """The weighted sum of the rewards of outputs; NaN where one of nonzero weight failed, or all abstained."""
@@ -87,7 +87,7 @@ def judged(
     return values.masked_fill(~scored, torch.nan)
 
 
-def recalibrated(
+def recalibrate(
     factors: Sequence[float],
     step_rewards: Float[Tensor, "B T"],
     decision_mask: Bool[Tensor, "B T"],
@@ -120,20 +120,20 @@ def calibrate(
     rounds: int = 10,
     seed: int = 0,
 ) -> list[float]:
-    """The factors of ``flow_sde(factors=[...])`` for a policy before training, after ``rounds`` of ``recalibrated``.
+    """The factors of ``flow_sde(factors=[...])`` for a policy before training, after ``rounds`` of ``recalibrate``.
 
     ``policy`` makes the policy, which completes states, with given factors, one for each of its ``steps``; they begin
     at 1. ``prompts`` are sampled anew in each round.
     """
     factors, weights = [1.0] * steps, torch.tensor([scorer.weight for scorer in scorers])
     for number in range(rounds):
-        made = policy(factors).rollout(
+        rollout = policy(factors).rollout(
             Request(prompts, range(len(prompts)), group_size, derive(seed, "calibration", number), number)
         )
-        if made.completions is None:
+        if rollout.completions is None:
             raise ValueError("calibrate: got a policy without completion_steps, expected one that completes states")
-        finish = begin_step_rewards(scorers, made, made.completions, weights)
-        fields, scored = finish(begin_scoring(scorers, made.prompts, made.outputs, made.decisions)())
-        mask = made.decisions.decision_mask & scored[:, None]
-        factors = recalibrated(factors, fields["step_rewards"], mask, increment, tolerance, least=increment)
+        finish = begin_step_rewards(scorers, rollout, rollout.completions, weights)
+        fields, scored = finish(begin_scoring(scorers, rollout.prompts, rollout.outputs, rollout.decisions)())
+        mask = rollout.decisions.decision_mask & scored[:, None]
+        factors = recalibrate(factors, fields["step_rewards"], mask, increment, tolerance, least=increment)
     return factors

@@ -43,7 +43,7 @@ def standard(
     of: Reward = "",
 ) -> Streams:
     """(r - mean) / std, of a fixed set of samples: puts the members of an ensemble on one scale."""
-    return _changed(values, (values - mean) / std, names, of)
+    return _replace_columns(values, (values - mean) / std, names, of)
 
 
 @block(TRANSFORMS, level="group")
@@ -71,7 +71,7 @@ def running(
     number, mean, squares = groups.with_moments(before, raw, stat[:, None] & ~raw.isnan()).unbind(1)
     std = (squares / (number - 1).clamp(min=1)).sqrt()
     std = torch.where(std > 0, std, 1.0).to(values.dtype)
-    return _changed(values, (values - mean.to(values.dtype) * centre) / std, names, of)
+    return _replace_columns(values, (values - mean.to(values.dtype) * centre) / std, names, of)
 
 
 @block(TRANSFORMS, level="group")
@@ -90,11 +90,11 @@ def classified_invariant(
     Rewards 1 and 0 of shares .75 and .25: R_g = .75 and .25, and 1 becomes .75.
     """
     changed = values.clone()
-    for column, one in enumerate(values.T):
-        means = soft_means(one, group_share, stat & ~one.isnan())
+    for column, reward in enumerate(values.T):
+        means = soft_means(reward, group_share, stat & ~reward.isnan())
         low, high = 1 - 2 * coef * (means - means.mean())
-        changed[:, column] = one * ((1 - group_share) * low + group_share * high)
-    return _changed(values, changed, names, of)
+        changed[:, column] = reward * ((1 - group_share) * low + group_share * high)
+    return _replace_columns(values, changed, names, of)
 
 
 @block(TRANSFORMS)
@@ -107,7 +107,7 @@ def clip(
     of: Reward = "",
 ) -> Streams:
     """min(max(r, low), high): nothing is gained above ``high``."""
-    return _changed(values, values.clamp(low, high), names, of)
+    return _replace_columns(values, values.clamp(low, high), names, of)
 
 
 @block(TRANSFORMS)
@@ -125,7 +125,7 @@ def soft_threshold(
     gap = values - threshold
     high = threshold + above * torch.log1p(gap.clamp(min=0))
     low = threshold - torch.expm1(below * (-gap).clamp(min=0)) / math.expm1(below)
-    return _changed(values, torch.where(gap >= 0, high, low), names, of)
+    return _replace_columns(values, torch.where(gap >= 0, high, low), names, of)
 
 
 @block(TRANSFORMS, level="row")
@@ -145,7 +145,9 @@ def guarded(
     """
     guard = raw[:, [list(names).index(by)]]
     lower = torch.minimum(values, guard)
-    return _changed(values, torch.where(lower < below, lower, (values + guard) / 2), names, of or _others(names, by))
+    return _replace_columns(
+        values, torch.where(lower < below, lower, (values + guard) / 2), names, of or _others(names, by)
+    )
 
 
 @block(TRANSFORMS)
@@ -158,7 +160,7 @@ def sigmoid(
     of: Reward = "",
 ) -> Streams:
     """1 / (1 + exp(-slope (r - reference))): ``par`` with one reference for all prompts. tanh is affine in it."""
-    return _changed(values, torch.sigmoid(slope * (values - reference)), names, of)
+    return _replace_columns(values, torch.sigmoid(slope * (values - reference)), names, of)
 
 
 @block(TRANSFORMS)
@@ -174,7 +176,7 @@ def par(
     It is the Bradley-Terry probability to win against a reference sample: bounded, steepest at the reference. r = 1
     against [0, 1, 2] gives .5. With one reference answer it is the calibrated reward of CGPO (arXiv:2409.20370).
     """
-    return _changed(values, torch.sigmoid(slope * (values[..., None] - reference_rewards)).mean(-1), names, of)
+    return _replace_columns(values, torch.sigmoid(slope * (values[..., None] - reference_rewards)).mean(-1), names, of)
 
 
 @block(TRANSFORMS)
@@ -182,7 +184,7 @@ def log_sigmoid(values: Streams, names: Names, *, reference: Annotated[float, AN
     """log sigmoid(r - reference) (log-sigmoid-centred rewards, arXiv:2402.00742): summed over rewards, the log of the
     probability that a sample is good by all of them. 0 at r - reference gives -.693, 2 gives -.127, -2 gives -2.127.
     """
-    return _changed(values, logsigmoid(values - reference), names, of)
+    return _replace_columns(values, logsigmoid(values - reference), names, of)
 
 
 @block(TRANSFORMS)
@@ -194,13 +196,13 @@ def log_sigmoid_quantile(
     of: Reward = "",
 ) -> Streams:
     """``log_sigmoid`` with the quantile of the prompt's own reference rewards (arXiv:2402.00742: 85 %)."""
-    return _changed(values, logsigmoid(values - reference_rewards.quantile(quantile, dim=-1)), names, of)
+    return _replace_columns(values, logsigmoid(values - reference_rewards.quantile(quantile, dim=-1)), names, of)
 
 
 @block(TRANSFORMS)
 def shortfall(values: Streams, names: Names, *, least: Annotated[float, ANY_NUMBER], of: Reward = "") -> Streams:
     """min(r - least, 0): how far a constraint r >= least is missed. The weight of the reward is the price."""
-    return _changed(values, (values - least).clamp(max=0.0), names, of)
+    return _replace_columns(values, (values - least).clamp(max=0.0), names, of)
 
 
 @block(TRANSFORMS, level="row")
@@ -260,7 +262,7 @@ def saving(
     saved = 1 - ((root - first) / width).clamp(0, 1) if width >= 1e-8 else torch.full_like(root, 0.5)
     mixed = torch.where(values > 0, (1 - coefficient) * values + coefficient * saved[:, None], values)
     others = torch.tensor([name.partition("@")[0] != by for name in names], device=values.device)
-    return _changed(values, torch.where(others, mixed, values), names, of)
+    return _replace_columns(values, torch.where(others, mixed, values), names, of)
 
 
 @block(TRANSFORMS, level="row")
@@ -298,7 +300,7 @@ def above_reference(
     A gap of .693 gives .5 and one of 2.303 gives .9, with slope 1; the paper does not state its slope.
     """
     gap = (values[..., None] - reference_rewards).clamp(min=0.0)
-    return _changed(values, (1 - torch.exp(-slope * gap)).mean(-1), names, of)
+    return _replace_columns(values, (1 - torch.exp(-slope * gap)).mean(-1), names, of)
 
 
 @block(TRANSFORMS, level="row")
@@ -321,7 +323,7 @@ def history_length(
     f = torch.cos(torch.pi / 2 * (length / shortest_length).clamp(max=2.0))
     f = torch.where(values > least, f[:, None].clamp(min=floor), f[:, None].clamp(max=0.0))
     f = torch.where(shortest_length[:, None].isnan(), 0.0, f)
-    return _changed(values, values + weight * f, names, of)
+    return _replace_columns(values, values + weight * f, names, of)
 
 
 @block(TRANSFORMS, level="group")
@@ -346,12 +348,12 @@ def unlikely(
     mean = torch.where(decision_mask, log_probs, 0.0).sum(1) / decision_mask.sum(1).clamp(min=1)
     rank = groups.group_rank(mean, key, stat).to(values.dtype)
     factor = 1 - beta * rank / groups.group_count(key, stat).clamp(min=1).to(values.dtype)
-    made = values * torch.where(stat, factor, 1.0)[:, None]
+    changed = values * torch.where(stat, factor, 1.0)[:, None]
     for column in range(values.shape[1] if mixed else 0):
-        one = values[:, column]
-        spread = groups.group_max(one, key, stat) + groups.group_max(-one, key, stat)
-        made[:, column] = torch.where(spread > 0, made[:, column], one)
-    return _changed(values, made, names, of)
+        reward = values[:, column]
+        spread = groups.group_max(reward, key, stat) + groups.group_max(-reward, key, stat)
+        changed[:, column] = torch.where(spread > 0, changed[:, column], reward)
+    return _replace_columns(values, changed, names, of)
 
 
 @block(TRANSFORMS, level="group")
@@ -384,7 +386,7 @@ def short_right(
         z = torch.where(std > 0, (tokens - groups.group_mean(tokens, key, good)) / std.clamp(min=1e-12), 0.0)
         value = values[:, column] * torch.exp(-coef * torch.where(long, z, 0.0))
         changed[:, column] = torch.where(values[:, column] >= right, value, wrong)
-    return _changed(values, torch.where(values.isnan(), values, changed), names, of)
+    return _replace_columns(values, torch.where(values.isnan(), values, changed), names, of)
 
 
 @block(TRANSFORMS, level="group")
@@ -405,15 +407,15 @@ def serial(
     The place is the number of decisions before the first that was given, the phrase that ends a thought, or all of a
     sample in which none was. Exits at 100 and 200 are 1 and .5, whatever the lengths of their answers.
     """
-    given = decision_mask & ~loss_mask
-    place = (decision_mask & (given.cumsum(1) == 0)).sum(1)
+    is_given = decision_mask & ~loss_mask
+    place = (decision_mask & (is_given.cumsum(1) == 0)).sum(1)
     counted = torch.isin(origin, torch.tensor(COUNTED, device=origin.device))
     changed = values.clone()
     for column in range(values.shape[1]):
         good = counted & (values[:, column] >= right)
         rank = groups.group_rank(place.to(values.dtype), key, good).to(values.dtype)
         changed[:, column] = torch.where(good, values[:, column] / 2**rank, values[:, column])
-    return _changed(values, changed, names, of)
+    return _replace_columns(values, changed, names, of)
 
 
 @block(TRANSFORMS, level="group")
@@ -439,7 +441,7 @@ def truncation(
     for column in range(values.shape[1] if shortest else 0):
         good = (values[:, column] >= right).to(values.dtype)
         limit[groups.group_mean(good, key, stat) > share, column] = float(shortest)
-    return _changed(values, torch.where(length[:, None] > limit, 0.0, values), names, of)
+    return _replace_columns(values, torch.where(length[:, None] > limit, 0.0, values), names, of)
 
 
 @block(TRANSFORMS, level="group")
@@ -515,7 +517,7 @@ def set_mean(
     for name in torch.unique(key[stat]):
         rows = torch.nonzero(stat & (key == name)).flatten()
         changed[rows] = groups.set_advantages(values[rows], classes[rows], size, most)
-    return _changed(values, changed, names, of or _others(names, by))
+    return _replace_columns(values, changed, names, of or _others(names, by))
 
 
 @block(TRANSFORMS, level="group")
@@ -544,7 +546,7 @@ def gradient_novelty(
     for name in torch.unique(key[stat]):
         rows = torch.nonzero(stat & (key == name)).flatten()
         changed[rows] = novelty_reward(values[rows], unit[rows] @ unit[rows].T, coef, form, bound)
-    return _changed(values, changed, names, of)
+    return _replace_columns(values, changed, names, of)
 
 
 def novelty_reward(
@@ -585,7 +587,7 @@ def graded(
     beta 5, gamma .5: shares 0, .5 and 1 give .076, .5 and .924, so a right answer of 1 is above all.
     """
     share = raw[:, [list(names).index(by)]]
-    return _changed(
+    return _replace_columns(
         values,
         torch.where(values < right, torch.sigmoid(beta * (share - gamma)), values),
         names,
@@ -600,7 +602,7 @@ def amplified(
     """r (1 + coef by), ``by`` as it was scored: with ``judge_consistency`` (1, 0, -1) and coef .5 the reward of an
     answer counts 1.5 where the thought says the same and .5 where it does not (StableReinforce, arXiv:2505.02835)."""
     factor = 1 + coef * raw[:, [list(names).index(by)]].nan_to_num(0.0)
-    return _changed(values, values * factor, names, of or _others(names, by))
+    return _replace_columns(values, values * factor, names, of or _others(names, by))
 
 
 def _others(names: Names, by: Reward) -> str:
@@ -609,7 +611,7 @@ def _others(names: Names, by: Reward) -> str:
     return others.pop() if len(others) == 1 else ""
 
 
-def _changed(values: Streams, changed: Streams, names: Names, of: Reward) -> Streams:
+def _replace_columns(values: Streams, changed: Streams, names: Names, of: Reward) -> Streams:
     """``changed`` in the columns of the reward, its previews included, but where it is NaN, for want of a reference."""
     columns = torch.tensor([of in ("", name, name.partition("@")[0]) for name in names], device=values.device)
     return torch.where(columns & ~changed.isnan(), changed, values)
@@ -630,6 +632,6 @@ def _where_outside(
     scored = raw[:, [list(names).index(by)]]
     outside = torch.where(((scored < least) | (scored > most)) & ~values.isnan(), changed, values)
     if of:
-        return _changed(values, outside, names, of)
+        return _replace_columns(values, outside, names, of)
     others = torch.tensor([name.partition("@")[0] != by for name in names], device=values.device)
     return torch.where(others, outside, values)

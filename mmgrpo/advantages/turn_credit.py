@@ -19,8 +19,8 @@ from mmgrpo.advantages.credit import (
     Node,
     broadcast,
     returns,
-    standardized,
-    standardized_among,
+    standardize,
+    standardize_among,
 )
 from mmgrpo.advantages.groups import Key, Rows, Values
 from mmgrpo.config.ranges import ANY_NUMBER, COUNT_OR_ZERO, DDOF, FRACTION, one_of
@@ -56,7 +56,7 @@ def turn_return(
     rewards, there, _ = turn_rewards(values, decision_mask, step_rewards, turn, outcome)
     sums = returns(rewards, there, gamma)
     over = "position" if over == "turn" else over
-    return of_turns(standardized(sums, key, stat, each(there), there, over, ddof, eps, scaled), decision_mask, turn)
+    return of_turns(standardize(sums, key, stat, each(there), there, over, ddof, eps, scaled), decision_mask, turn)
 
 
 def turn_rewards(
@@ -93,8 +93,8 @@ def gated_turns(
     """
     earned = torch.where(decision_mask, step_rewards, 0.0).sum(1)
     total = (values + torch.where(values > above, earned, 0.0))[:, None]
-    one = torch.ones_like(total, dtype=torch.bool)
-    advantages = standardized(total, key, stat, each(one), one, "group", ddof, eps)
+    mask = torch.ones_like(total, dtype=torch.bool)
+    advantages = standardize(total, key, stat, each(mask), mask, "group", ddof, eps)
     return torch.where(decision_mask, advantages, 0.0)
 
 
@@ -121,7 +121,7 @@ def turn_process(
     nothing = torch.zeros_like(advantages)
     earned, _, _ = turn_rewards(nothing, decision_mask, step_rewards, turn, 0.0)
     of_tokens = of_turns(earned, decision_mask, turn)
-    process = standardized(of_tokens, key, stat, node, decision_mask, "group", ddof, eps)
+    process = standardize(of_tokens, key, stat, node, decision_mask, "group", ddof, eps)
     return broadcast(advantages, keep, node, decision_mask) + weight * process
 
 
@@ -171,7 +171,7 @@ def information_gain(
     rewards, there, last = turn_rewards(values, decision_mask, answer_gain, turn, outcome)
     index, _ = groups.group_index(key)
     together = 2 * index[:, None] + last * separate
-    z = standardized_among(rewards, together, stat, each(there), there, ddof, eps)
+    z = standardize_among(rewards, together, stat, each(there), there, ddof, eps)
     return of_turns(returns(z, there, gamma), decision_mask, turn)
 
 
@@ -203,7 +203,7 @@ def state_groups(
     """
     rewards, there, _ = turn_rewards(values, decision_mask, step_rewards, turn, outcome)
     sums, same = returns(rewards, there, gamma), same_state(key, decision_mask, turn, state)
-    steps = standardized_among(sums, same, stat, each(there), there, ddof, eps, scaled=mode == "mean_std")
+    steps = standardize_among(sums, same, stat, each(there), there, ddof, eps, scaled=mode == "mean_std")
     return broadcast(advantages, keep, node, decision_mask) + weight * of_turns(steps, decision_mask, turn)
 
 
@@ -243,6 +243,7 @@ def merged_turns(
     acted, there = by_turns(action, decision_mask, turn), by_turns(decision_mask.long(), decision_mask, turn) > 0
     _, acted = torch.unique(acted, return_inverse=True)
     done = same_state(key, decision_mask, turn, state) * (int(acted.max()) + 1 if acted.numel() else 1) + acted
+    # A turn with those before it is a tuple of numbers, -1 before the first turn: equal tuples are one edge.
     before = [nn.functional.pad(done, (past, 0), value=-1)[:, : done.shape[1]] for past in range(history + 1)]
     _, edge = torch.unique(torch.stack(before, -1).flatten(0, 1), dim=0, return_inverse=True)
     whole = advantages[:, None].expand(there.shape)
@@ -269,7 +270,9 @@ def module_calls(
     the others' writing has .707 and -.707. Where all samples make the same calls it is ``broadcast`` of standardized
     rewards. With the selector ``common_calls`` only calls are trained that all of the group make.
     """
-    made = by_turns(decision_mask.long(), decision_mask, turn) > 0
-    rewards = values[:, None].expand(made.shape)
+    makes_call = by_turns(decision_mask.long(), decision_mask, turn) > 0
+    rewards = values[:, None].expand(makes_call.shape)
     same = same_state(key, decision_mask, turn, call)
-    return of_turns(standardized_among(rewards, same, stat, each(made), made, ddof, eps), decision_mask, turn)
+    return of_turns(
+        standardize_among(rewards, same, stat, each(makes_call), makes_call, ddof, eps), decision_mask, turn
+    )

@@ -98,7 +98,7 @@ def least_first(
 ) -> RewardWeights:
     """w_k <- w_k exp(-rate mean_k), normalized to the same sum: the smooth form of ``worst_stream`` (the exponentiated
     gradient of max min_k E[r_k]). Rewards must be on one scale and weights positive."""
-    return _exponentiated(state, [-rate * mean for mean in round_means])
+    return _exponentiate(state, [-rate * mean for mean in round_means])
 
 
 @block(WEIGHTINGS, level="group")
@@ -127,7 +127,7 @@ def gradient(
     g_k is the gradient of the loss with the advantages of reward k alone, of weight 1, in the last ``tensors`` trained
     tensors. ``rate`` is learning rate / regularization there. Costs one further update per reward and round.
     """
-    return _exponentiated(state, [rate * sum(row) for row in inner_products])
+    return _exponentiate(state, [rate * sum(row) for row in inner_products])
 
 
 @block(WEIGHTINGS, level="group", single="line")
@@ -149,7 +149,7 @@ def hypervolume(state: RewardWeights, evaluation_means: Sequence[float]) -> Rewa
     return replace(state, front=front, factor=0.5 + 1.5 * math.tanh(max(gain, 0.0)))
 
 
-def _exponentiated(state: RewardWeights, exponents: Sequence[float]) -> RewardWeights:
+def _exponentiate(state: RewardWeights, exponents: Sequence[float]) -> RewardWeights:
     """Weights times exp(exponent), normalized to their former sum."""
     used = [e for e, w in zip(exponents, state.values, strict=True) if w]
     if not all(map(math.isfinite, used)):
@@ -243,8 +243,8 @@ def high_part(values: Values, key: Key, stat: Rows, of: Annotated[str, one_of("p
 
     The part is that of ``group_invariant``, a cut in place of the paper's classifier.
     """
-    found = parts(values, key, stat, of)
-    return torch.ones_like(values) if found is None else found.high.to(values.dtype)
+    cut = parts(values, key, stat, of)
+    return torch.ones_like(values) if cut is None else cut.high.to(values.dtype)
 
 
 @block(KL_WEIGHTS, level="group")

@@ -5,7 +5,7 @@ grid, and each distinct state once: the state after a decision is that before th
 share their parent, and a whole remaining ODE after the last decision is the rollout's own, whose output is there.
 
     >>> from mmgrpo.diffusion.planners import spread
-    >>> stages, _ = completed(spread(4, range(3), 2, False), limit=4)
+    >>> stages, _ = completion_stages(spread(4, range(3), 2, False), limit=4)
     >>> [(stage.point, stage.width) for stage in stages]  # the third decision leads to the output
     [(0, 2), (1, 2), (2, 2)]
 """
@@ -39,7 +39,7 @@ def points_to_end(start: int, steps: int, limit: int) -> tuple[int, ...]:
     return tuple(start + round(i * (steps - start) / count) for i in range(count + 1))
 
 
-def completed(plan: Plan, limit: int) -> tuple[list[Stage], dict[int, tuple[int, int]]]:
+def completion_stages(plan: Plan, limit: int) -> tuple[list[Stage], dict[int, tuple[int, int]]]:
     """The stages of a plan, and by the step of each decision the numbers of the stages before and after it."""
     stages: list[Stage] = []
     around: dict[int, tuple[int, int]] = {}
@@ -64,5 +64,5 @@ def completed(plan: Plan, limit: int) -> tuple[list[Stage], dict[int, tuple[int,
 
 def completion_evaluations(plan: Plan, limit: int) -> int:
     """Network evaluations of a group's completions, guidance counted once."""
-    stages, _ = completed(plan, limit)
+    stages, _ = completion_stages(plan, limit)
     return sum(stage.width * (len(points_to_end(stage.point, plan.steps, limit)) - 1) for stage in stages)

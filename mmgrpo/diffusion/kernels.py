@@ -386,7 +386,7 @@ def dpmpp_2m(x: Latent, output: Latent, step: Step, grid: Grid, history: History
     h, h_before = log_snr(then) - log_snr(now), log_snr(now) - log_snr(before)
     slope = (clean - history.clean.to(clean.dtype)) * h / h_before
     correction = -0.5 * (1 - then) * torch.expm1(-h) * slope
-    first_order = (then <= 0) | (before >= 1)
+    first_order = (then <= 0) | (before >= 1)  # where a log-SNR is infinite
     after = euler(x, output, step, grid) + torch.where(first_order, torch.zeros_like(correction), correction)
     return after, History(clean, now.flatten())
 

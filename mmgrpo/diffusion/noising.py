@@ -21,7 +21,7 @@ from mmgrpo.diffusion.schedules import Grid
 Latent = Float[Tensor, "N *latent"]
 
 
-def noised(clean: Latent, noise: Latent, level: Float[Tensor, " N"], grid: Grid) -> Latent:
+def add_noise(clean: Latent, noise: Latent, level: Float[Tensor, " N"], grid: Grid) -> Latent:
     """x_t of clean samples at their levels."""
     share, rest = _over_latent(level, clean), _over_latent(1 - level, clean)
     if grid.process == "flow":

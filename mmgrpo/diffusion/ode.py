@@ -89,13 +89,13 @@ def given_records(model: DenoisingModel, prompts: Sequence[Prompt], count: int) 
     """
     if not isinstance(model, GivenOutputs):
         raise ValueError("this family does not encode given images or videos; choose another family")
-    found = []
+    records = []
     for prompt in prompts:
         if reason := lacking(prompt, model.kind):
             raise ValueError(f"prompt '{prompt.id}' {reason}; correct the row, or leave it out")
         media = [answer.media for answer in prompt.answers if answer.media is not None][: count or None]
-        found.append([{"clean": latent} for latent in model.latents(media)[0].float().cpu()])
-    return found
+        records.append([{"clean": latent} for latent in model.latents(media)[0].float().cpu()])
+    return records
 
 
 @dataclass(frozen=True)
@@ -185,6 +185,7 @@ class Solver:
             return self.model.predict(network, x, times, conditioning).float()
         chunks = torch.arange(len(x)).split(self.forward_batch_size)
         outputs = []
+        # Of a sharded network all processes make as many passes; those that fill up (``counts`` False) are dropped.
         for i, counts in in_step(network, chunks, lambda: chunks[0][:1]):
             if len(i) < len(x):
                 at = put(i, x.device)

@@ -33,7 +33,7 @@ class Region:
     """In [-1, 1]."""
 
 
-def judged(prompt: Prompt) -> tuple[list[Region], float]:
+def regions_of(prompt: Prompt) -> tuple[list[Region], float]:
     """The regions and the layout of a row's worst image; ValueError for a row without them, and for what is none."""
     where = f"prompt '{prompt.id}': meta"
     if "layout" not in prompt.meta or not isinstance(prompt.meta.get("regions"), list):
@@ -42,14 +42,14 @@ def judged(prompt: Prompt) -> tuple[list[Region], float]:
         )
     layout = _number(prompt.meta["layout"], f"{where}.layout", -1.0)
     regions = []
-    for number, one in enumerate(prompt.meta["regions"]):
+    for number, region in enumerate(prompt.meta["regions"]):
         place = f"{where}.regions[{number}]"
-        if not isinstance(one, Mapping) or not isinstance(one.get("box"), list) or len(one["box"]) != 4:
-            raise ValueError(f"{place}: got {one!r:.80}, expected a 'box' of four fractions and a 'score'")
-        left, top, right, bottom = (_number(side, f"{place}.box", 0.0) for side in one["box"])
+        if not isinstance(region, Mapping) or not isinstance(region.get("box"), list) or len(region["box"]) != 4:
+            raise ValueError(f"{place}: got {region!r:.80}, expected a 'box' of four fractions and a 'score'")
+        left, top, right, bottom = (_number(side, f"{place}.box", 0.0) for side in region["box"])
         if left >= right or top >= bottom:
-            raise ValueError(f"{place}.box: got {one['box']}, expected left < right and top < bottom")
-        regions.append(Region((left, top, right, bottom), _number(one.get("score"), f"{place}.score", -1.0)))
+            raise ValueError(f"{place}.box: got {region['box']}, expected left < right and top < bottom")
+        regions.append(Region((left, top, right, bottom), _number(region.get("score"), f"{place}.score", -1.0)))
     return regions, layout
 
 
@@ -71,5 +71,5 @@ def region_weights(regions: Sequence[Region], layout: float, height: int, width:
         rows = slice(round(top * height * FINE), round(bottom * height * FINE))
         columns = slice(round(left * width * FINE), round(right * width * FINE))
         fine[rows, columns] = fine[rows, columns].clamp(min=(region.score + 1) / 2)
-    made = nn.functional.interpolate(fine[None, None], (height, width), mode="bilinear", align_corners=False)
-    return (layout + 1) / 2 * made[0, 0]
+    coarse = nn.functional.interpolate(fine[None, None], (height, width), mode="bilinear", align_corners=False)
+    return (layout + 1) / 2 * coarse[0, 0]

@@ -73,9 +73,9 @@ class Grid:
             raise ValueError(
                 f"tail_steps: got a grid of a {self.process} process, expected a flow; use tail_steps=0 (tail_ratio=1)"
             )
-        head = unshifted(self.levels[start].double().cpu(), self.shift)
+        head = inverse_time_shift(self.levels[start].double().cpu(), self.shift)
         even = head * torch.linspace(1, 0, steps + 1, dtype=torch.float64)
-        tail = shifted(even, self.shift)[1:].to(self.levels)
+        tail = time_shift(even, self.shift)[1:].to(self.levels)
         levels = torch.cat([self.levels[: start + 1], tail])
         return replace(self, levels=levels, times=levels[:-1])
 
@@ -83,14 +83,14 @@ class Grid:
         return replace(self, levels=self.levels.to(device), times=self.times.to(device))
 
 
-def shifted(sigma: Float[Tensor, "*shape"], shift: float) -> Float[Tensor, "*shape"]:
+def time_shift(sigma: Float[Tensor, "*shape"], shift: float) -> Float[Tensor, "*shape"]:
     """Time shift ``s * sigma / (1 + (s - 1) * sigma)``; exact at 0 and 1 (SD3, arXiv:2403.03206, eq. 23)."""
     return shift / (shift + (1 / sigma - 1))
 
 
-def unshifted(sigma: Float[Tensor, "*shape"], shift: float) -> Float[Tensor, "*shape"]:
-    """The inverse of ``shifted``."""
-    return shifted(sigma, 1 / shift)
+def inverse_time_shift(sigma: Float[Tensor, "*shape"], shift: float) -> Float[Tensor, "*shape"]:
+    """The inverse of ``time_shift``."""
+    return time_shift(sigma, 1 / shift)
 
 
 def flow(levels: Float[Tensor, " points"], shift: float = 1.0) -> Grid:
@@ -113,7 +113,7 @@ def flow_grid(steps: int, shift: Annotated[float, POSITIVE] = 3.0) -> Grid:
     """
     at_least_one(steps)
     even = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
-    return flow(shifted(even, shift).float(), shift)
+    return flow(time_shift(even, shift).float(), shift)
 
 
 def flux_shift(image_tokens: int) -> float:
@@ -127,7 +127,7 @@ def flux_grid(steps: int, *, image_tokens: Annotated[int, COUNT]) -> Grid:
     at_least_one(steps)
     shift = flux_shift(image_tokens)
     even = torch.linspace(1, 1 / steps, steps, dtype=torch.float64)
-    return flow(torch.cat([shifted(even, shift), torch.zeros(1)]).float(), shift)
+    return flow(torch.cat([time_shift(even, shift), torch.zeros(1)]).float(), shift)
 
 
 @block(GRIDS, "sway")
@@ -138,7 +138,7 @@ def sway_grid(steps: int, s: Annotated[float, within("[-1, 1.75]")] = -1.0) -> G
     section 3.3, whose models sample with s = -1: ``sigma = cos(pi t / 2)``.
     """
     at_least_one(steps)
-    return _swayed(torch.linspace(0, 1, steps + 1, dtype=torch.float64), s)
+    return _sway(torch.linspace(0, 1, steps + 1, dtype=torch.float64), s)
 
 
 EPSS: Mapping[int, tuple[int, ...]] = {
@@ -158,10 +158,10 @@ def pruned_sway_grid(steps: int, s: float = -1.0) -> Grid:
     at_least_one(steps)
     if steps not in EPSS:
         return sway_grid(steps, s)
-    return _swayed(torch.tensor(EPSS[steps], dtype=torch.float64) / 32, s)
+    return _sway(torch.tensor(EPSS[steps], dtype=torch.float64) / 32, s)
 
 
-def _swayed(t: Float[Tensor, " points"], s: float) -> Grid:
+def _sway(t: Float[Tensor, " points"], s: float) -> Grid:
     levels = 1 - t - s * ((math.pi / 2 * t).cos() - 1 + t)
     return flow(torch.cat([levels[:-1], torch.zeros(1)]).float())
 
@@ -243,7 +243,7 @@ Diffusion's first level to its last one, and this is ten times that."""
 def refuse_noise(text: str, std: Float[Tensor, " T"], stochastic: Sequence[bool], grid: Grid) -> None:
     """ValueError if the kernel ``text`` injects noise of a std above ``MOST_NOISE``, or none, at a stochastic step of
     the grid."""
-    drawn = torch.tensor([one if draws else 1.0 for one, draws in zip(std.tolist(), stochastic, strict=True)])
+    drawn = torch.tensor([value if draws else 1.0 for value, draws in zip(std.tolist(), stochastic, strict=True)])
     if bool((drawn <= 0).any()):
         raise ValueError(
             f"sampling.kernel: {text} adds no noise at step {int((drawn <= 0).int().argmax()) + 1} of {grid.steps}, "

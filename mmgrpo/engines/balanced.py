@@ -37,13 +37,13 @@ class Balanced:
 
     def holds(self, version: int | None) -> None:
         """As of ``Synchronized``."""
-        for one in self.engines:
-            one.holds(version)
+        for engine in self.engines:
+            engine.holds(version)
 
     def settle(self, number: int = 0) -> None:
         """As of ``Synchronized``."""
-        for one in self.engines:
-            one.settle(number)
+        for engine in self.engines:
+            engine.settle(number)
 
     def begin(self, context: Context, features: Features, queries: Sequence[Query], drawing: Drawing) -> None:
         """Let each engine begin its share; what none answers for is begun by ``draw``."""
@@ -61,19 +61,19 @@ class Balanced:
         until = time.monotonic() + self.patience
         failed: dict[int, Unanswered] = {}
         while True:
-            for one, places in shares:
+            for engine, places in shares:
                 try:
-                    drawn = one.draw(*_some(context, features, queries, places), drawing)
+                    drawn = engine.draw(*_some(context, features, queries, places), drawing)
                 except Unanswered as error:
-                    failed[id(one)] = error
-                    self._report(one, len(places), error)
+                    failed[id(engine)] = error
+                    self._report(engine, len(places), error)
                     continue
                 counts = [queries[place].count for place in places]
                 parts |= dict(zip(places, _split(drawn, counts), strict=True))
             missing = [place for place in range(len(queries)) if place not in parts]
             if not missing:
-                return _joined([parts[place] for place in range(len(queries))], self.engines[0].model.pad_id)
-            answering = [one for one in self.engines if id(one) not in failed]
+                return _join([parts[place] for place in range(len(queries))], self.engines[0].model.pad_id)
+            answering = [engine for engine in self.engines if id(engine) not in failed]
             if not answering:
                 if time.monotonic() + self.pause > until:
                     raise next(iter(failed.values()), Unanswered("rollout.engine: no engine answers"))
@@ -83,15 +83,15 @@ class Balanced:
 
     def compare(self, drawn: Float[Tensor, "B T"], scored: Float[Tensor, "B T"], real: Bool[Tensor, "B T"]) -> None:
         """As of ``Synchronized``, of what all have drawn."""
-        for one in self.engines:
+        for engine in self.engines:
             with suppress(Unanswered):
-                one.rest()
+                engine.rest()
         self.engines[0].check(drawn, scored, real)
 
     def close(self) -> None:
         """End all."""
-        for one in self.engines:
-            one.close()
+        for engine in self.engines:
+            engine.close()
 
     def _begin(
         self,
@@ -105,33 +105,33 @@ class Balanced:
     ) -> list[Share]:
         """Let engines draw some of the queries at the same time; those that do not answer have no share."""
         ready: list[Synchronized] = []
-        for one in engines:
+        for engine in engines:
             try:
-                one.ready(drawing)
+                engine.ready(drawing)
             except Unanswered as error:
                 if failed is not None:
-                    failed[id(one)] = error
+                    failed[id(engine)] = error
                 continue
-            ready.append(one)
+            ready.append(engine)
         lengths = context.real.sum(1).tolist()
         work = {place: queries[place].count * (lengths[place] + drawing.max_tokens) for place in places}
-        shares = [(one, rows) for one, rows in zip(ready, divided(work, len(ready)), strict=True) if rows]
-        for one, rows in shares:
-            one.begin(*_some(context, features, queries, rows), drawing)
+        shares = [(engine, rows) for engine, rows in zip(ready, balanced_shares(work, len(ready)), strict=True) if rows]
+        for engine, rows in shares:
+            engine.begin(*_some(context, features, queries, rows), drawing)
         return shares
 
-    def _report(self, one: Synchronized, count: int, error: Unanswered) -> None:
+    def _report(self, engine: Synchronized, count: int, error: Unanswered) -> None:
         print(f"{error}; the other engines draw for its {count} prompts", file=sys.stderr, flush=True)
 
 
-def divided(work: dict[int, int], count: int) -> list[list[int]]:
+def balanced_shares(work: dict[int, int], count: int) -> list[list[int]]:
     """Places in ``count`` shares of about equal work, each in order: the largest first, to the share with the least.
 
     Work of 5, 4, 3, 3 in two shares: 5 + 3 and 4 + 3.
     """
     shares: list[list[int]] = [[] for _ in range(count)]
     loads = [0] * count
-    for place in sorted(work, key=lambda one: -work[one]) if count else ():
+    for place in sorted(work, key=lambda place: -work[place]) if count else ():
         least = loads.index(min(loads))
         shares[least].append(place)
         loads[least] += work[place]
@@ -151,16 +151,16 @@ def _some(
 def _split(drawn: Generated, counts: Sequence[int]) -> list[Generated]:
     """The completions of each query."""
     tables = (drawn.ids, drawn.real, drawn.log_probs, drawn.entropy, drawn.divergence)
-    return [Generated(*several) for several in zip(*(one.split(list(counts)) for one in tables), strict=True)]
+    return [Generated(*tensors) for tensors in zip(*(table.split(list(counts)) for table in tables), strict=True)]
 
 
-def _joined(parts: Sequence[Generated], pad: int) -> Generated:
+def _join(parts: Sequence[Generated], pad: int) -> Generated:
     """The completions of all queries, padded to the longest."""
-    width = max(one.ids.shape[1] for one in parts)
+    width = max(part.ids.shape[1] for part in parts)
 
-    def table(name: str, filler: float | int = 0) -> Tensor:
-        values = [getattr(one, name) for one in parts]
-        return torch.cat([nn.functional.pad(one, (0, width - one.shape[1]), value=filler) for one in values])
+    def join(name: str, filler: float | int = 0) -> Tensor:
+        tables = [getattr(part, name) for part in parts]
+        return torch.cat([nn.functional.pad(table, (0, width - table.shape[1]), value=filler) for table in tables])
 
     names = ("real", "log_probs", "entropy", "divergence")
-    return Generated(table("ids", pad), *(table(name) for name in names))
+    return Generated(join("ids", pad), *(join(name) for name in names))

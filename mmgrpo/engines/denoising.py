@@ -63,9 +63,9 @@ class OwnDenoiser:
         self.policy, self.name = policy, name
         self.weights = Weights(policy.network, name)
 
-    def held(self) -> dict[str, str]:
+    def fingerprints(self) -> dict[str, str]:
         """The fingerprints of all parameters and buffers as they are."""
-        return self.weights.held()
+        return self.weights.fingerprints()
 
     def load(self, tensors: Named, version: int) -> None:
         """Copy tensors into those of the same name."""
@@ -111,16 +111,16 @@ class SynchronizedDenoiser:
         """Begin to draw a request in a thread: the trainer goes on, and its weights may change. What fails there is
         raised by ``draw``."""
         self._ready(request)
-        earlier, found = [*self.begun.values()], Future[list[Trajectories]]()
+        earlier, future = [*self.begun.values()], Future[list[Trajectories]]()
 
         def generate() -> None:
             wait(earlier)
             try:
-                found.set_result(self.engine.trajectories(request))
+                future.set_result(self.engine.trajectories(request))
             except BaseException as error:
-                found.set_exception(error)
+                future.set_exception(error)
 
-        self.begun[identity(request)] = found
+        self.begun[identity(request)] = future
         # A daemon, so a server that hangs does not keep a run that ends.
         threading.Thread(target=generate, name=f"draws round {request.round}", daemon=True).start()
 
@@ -130,16 +130,16 @@ class SynchronizedDenoiser:
 
     def draw(self, request: Request) -> list[Trajectories]:
         """The trajectories of a request, drawn with the present weights; those that were begun are waited for."""
-        begun = self.begun.pop(identity(request), None)
+        future = self.begun.pop(identity(request), None)
         try:
-            drawn = begun.result() if begun else self._now(request)
+            drawn = future.result() if future else self._now(request)
         except Forgotten:
             self.version = -1
             drawn = self._now(request)
-        for one in drawn:
-            if one.version != request.round:
+        for batch in drawn:
+            if batch.version != request.round:
                 raise Drift(
-                    f"rollout.engine: {self.engine.name}: got a trajectory of the weights of round {one.version}, "
+                    f"rollout.engine: {self.engine.name}: got a trajectory of the weights of round {batch.version}, "
                     f"expected those of round {request.round}"
                 )
         return drawn
@@ -252,6 +252,6 @@ def wrong(drawn: Trajectories, shape: Sequence[int], rows: int, steps: int) -> s
     ends = torch.cat([drawn.source, drawn.target])
     if bool((ends < 0).any() | (ends >= len(drawn.states)).any()):
         return f"got a decision between states that are none of {len(drawn.states)}"
-    if not all(bool(torch.isfinite(one).all()) for one in (drawn.states, drawn.final, drawn.log_probs)):
+    if not all(bool(torch.isfinite(values).all()) for values in (drawn.states, drawn.final, drawn.log_probs)):
         return "got a state, an output or a log-prob that is not finite"
     return ""

@@ -66,7 +66,7 @@ class Forgotten(Exception):
 
 
 @dataclass(frozen=True)
-class Asked:
+class EncodedQuery:
     """A query as an engine reads it."""
 
     query: Query
@@ -115,7 +115,7 @@ class Holder(Protocol):
     form: str
     """The names and values of what it is sent, one of ``FORMS``."""
 
-    def held(self) -> Mapping[str, str]:
+    def fingerprints(self) -> Mapping[str, str]:
         """The fingerprint of each tensor that it holds, by the trainer's names; empty where it cannot say, before the
         first load."""
         ...
@@ -138,7 +138,7 @@ class Holder(Protocol):
 class Engine(Holder, Protocol):
     """What draws completions."""
 
-    def generate(self, asked: Sequence[Asked], rules: Rules, drawing: Drawing) -> list[list[Drawn]]:
+    def generate(self, encoded: Sequence[EncodedQuery], rules: Rules, drawing: Drawing) -> list[list[Drawn]]:
         """Completions of each query; ``Forgotten`` where it lost its weights since the last load."""
         ...
 
@@ -159,8 +159,8 @@ class Synchronized:
         note: str = "",
     ) -> None:
         """``weights``: the trained network's tensors at present, by the engine's names. ``max_gap``: the largest mean
-        difference of log-probs per token, in nats, between engine and trainer. ``media``: ``Asked.media`` of each
-        prompt; None for an engine that reads prompts as the trainer does. ``overlaps``: it draws elsewhere while the
+        difference of log-probs per token, in nats, between engine and trainer. ``media``: ``EncodedQuery.media`` of
+        each prompt; None for an engine that reads as the trainer does. ``overlaps``: it draws elsewhere while the
         trainer computes, what ``begin`` asks of it. ``note``: what the difference of the first round is printed as the
         cost of; empty: it is not."""
         self.engine, self.weights, self.model, self.media = engine, weights, model, media
@@ -175,36 +175,39 @@ class Synchronized:
     def draw(self, context: Context, features: Features, queries: Sequence[Query], drawing: Drawing) -> Generated:
         """The completions of all queries, drawn with the present weights; those that were begun are waited for.
         EngineFailure for what cannot be trained."""
-        drawing = self._labelled(drawing)
-        asked, begun = self._asked(context, features, queries), self.begun.pop(identity(queries, drawing), None)
+        drawing = self._with_version(drawing)
+        encoded, future = (
+            self._encode_queries(context, features, queries),
+            self.begun.pop(identity(queries, drawing), None),
+        )
         try:
-            drawn = begun.result() if begun else self._now(asked, drawing)
+            drawn = future.result() if future else self._now(encoded, drawing)
         except Forgotten:
             self.version = -1
-            drawn = self._now(asked, drawing)
-        return self._checked(drawn, queries, drawing, context.ids.device)
+            drawn = self._now(encoded, drawing)
+        return self._completions(drawn, queries, drawing, context.ids.device)
 
     def begin(self, context: Context, features: Features, queries: Sequence[Query], drawing: Drawing) -> None:
         """Begin to draw what ``draw`` will be asked for with the same arguments, in a thread: the trainer goes on, and
         its weights may change. What fails there is raised there."""
-        asked = self._asked(context, features, queries)
+        encoded = self._encode_queries(context, features, queries)
         drawing = self.ready(drawing)
-        earlier, found = [*self.begun.values()], Future[list[list[Drawn]]]()
+        earlier, future = [*self.begun.values()], Future[list[list[Drawn]]]()
 
         def generate() -> None:
             wait(earlier)
             try:
-                found.set_result(self.engine.generate(asked, self.rules, drawing))
+                future.set_result(self.engine.generate(encoded, self.rules, drawing))
             except BaseException as error:
-                found.set_exception(error)
+                future.set_exception(error)
 
-        self.begun[identity(queries, drawing)] = found
+        self.begun[identity(queries, drawing)] = future
         # A daemon, so a server that hangs does not keep a run that ends.
         threading.Thread(target=generate, name=f"draws with the weights of {drawing.round}", daemon=True).start()
 
     def ready(self, drawing: Drawing) -> Drawing:
         """See that the engine holds the weights of a ``Drawing``, which is returned with their version."""
-        drawing = self._labelled(drawing)
+        drawing = self._with_version(drawing)
         if drawing.round != self.version:
             self.settle()
             self.sync(drawing.round)
@@ -218,17 +221,17 @@ class Synchronized:
         """Wait for what was begun; its completions or errors are kept for ``draw``."""
         wait(self.begun.values())
 
-    def _asked(self, context: Context, features: Features, queries: Sequence[Query]) -> list[Asked]:
+    def _encode_queries(self, context: Context, features: Features, queries: Sequence[Query]) -> list[EncodedQuery]:
         rows = [row[real].tolist() for row, real in zip(context.ids.cpu(), context.real.cpu(), strict=True)]
         media = self.media(context, features, queries) if self.media else [{}] * len(rows)
-        return [Asked(*several) for several in zip(queries, rows, media, strict=True)]
+        return [EncodedQuery(*several) for several in zip(queries, rows, media, strict=True)]
 
-    def _labelled(self, drawing: Drawing) -> Drawing:
+    def _with_version(self, drawing: Drawing) -> Drawing:
         """``Drawing.round`` is the version of the weights, which may be those of an earlier round."""
         return drawing if self.present is None else replace(drawing, round=self.present)
 
-    def _now(self, asked: Sequence[Asked], drawing: Drawing) -> list[list[Drawn]]:
-        return self.engine.generate(asked, self.rules, self.ready(drawing))
+    def _now(self, encoded: Sequence[EncodedQuery], drawing: Drawing) -> list[list[Drawn]]:
+        return self.engine.generate(encoded, self.rules, self.ready(drawing))
 
     def sync(self, version: int) -> None:
         """Push the present weights."""
@@ -266,33 +269,33 @@ class Synchronized:
         """End the engine."""
         self.engine.close()
 
-    def _checked(
+    def _completions(
         self, drawn: Sequence[Sequence[Drawn]], queries: Sequence[Query], drawing: Drawing, device: torch.device
     ) -> Generated:
         """The completions as tensors; EngineFailure for what no sampler of this model can have drawn."""
         name = self.engine.name
-        counts = [len(several) for several in drawn]
-        if counts != (asked := [query.count for query in queries]):
+        counts = [len(completions) for completions in drawn]
+        if counts != (expected := [query.count for query in queries]):
             raise EngineFailure(
-                f"rollout.engine: {name}: got {counts} completions of {len(asked)} prompts, asked {asked}"
+                f"rollout.engine: {name}: got {counts} completions of {len(expected)} prompts, asked {expected}"
             )
-        rows = [one for several in drawn for one in several]
+        rows = [completion for completions in drawn for completion in completions]
         prompts = [query.prompt.id for query in queries for _ in range(query.count)]
-        for one, prompt in zip(rows, prompts, strict=True):
-            if one.version != drawing.round:
+        for row, prompt in zip(rows, prompts, strict=True):
+            if row.version != drawing.round:
                 raise Drift(
                     f"rollout.engine: {name}: prompt '{prompt}': got a completion of the weights of round "
-                    f"{one.version}, expected those of round {drawing.round}"
+                    f"{row.version}, expected those of round {drawing.round}"
                 )
-            if reason := wrong(one, self.rules, drawing):
+            if reason := wrong(row, self.rules, drawing):
                 raise EngineFailure(f"rollout.engine: {name}: prompt '{prompt}': {reason}; {UNTRAINED}")
-        width = max(len(one.ids) for one in rows)
+        width = max(len(row.ids) for row in rows)
         ids = torch.full((len(rows), width), self.model.pad_id)
         log_probs, real = torch.zeros(len(rows), width), torch.zeros(len(rows), width, dtype=torch.bool)
-        for place, one in enumerate(rows):
-            length = len(one.ids)
-            ids[place, :length], real[place, :length] = torch.tensor(list(one.ids)), True
-            log_probs[place, :length] = torch.tensor(list(one.log_probs))
+        for place, row in enumerate(rows):
+            length = len(row.ids)
+            ids[place, :length], real[place, :length] = torch.tensor(list(row.ids)), True
+            log_probs[place, :length] = torch.tensor(list(row.log_probs))
         zeros = torch.zeros_like(log_probs, device=device)
         return Generated(ids.to(device), real.to(device), log_probs.to(device), zeros, zeros)
 
@@ -338,23 +341,22 @@ class Lanes:
 
 def identity(queries: Sequence[Query], drawing: Drawing) -> Hashable:
     """What tells one draw of a run from all others."""
-    return drawing, tuple((one.stream, one.count, one.prompt.id, one.forced) for one in queries)
+    return drawing, tuple((query.stream, query.count, query.prompt.id, query.forced) for query in queries)
 
 
-def wrong(one: Drawn, rules: Rules, drawing: Drawing) -> str:
+def wrong(drawn: Drawn, rules: Rules, drawing: Drawing) -> str:
     """Why a completion cannot have been drawn as it was asked for; empty where it can."""
-    if not one.ids or len(one.ids) != len(one.log_probs) or len(one.ids) > drawing.max_tokens:
-        return (
-            f"got {len(one.ids)} tokens and {len(one.log_probs)} log-probs, expected 1 to {drawing.max_tokens} of both"
-        )
-    if not all(math.isfinite(value) for value in one.log_probs):
+    length, most = len(drawn.ids), drawing.max_tokens
+    if not 0 < length <= most or length != len(drawn.log_probs):
+        return f"got {length} tokens and {len(drawn.log_probs)} log-probs, expected 1 to {most} of both"
+    if not all(math.isfinite(value) for value in drawn.log_probs):
         return "got a log-prob that is not finite"
-    if forbidden := sorted({*one.ids} & rules.suppressed | {one.ids[0]} & rules.begin_suppressed):
+    if forbidden := sorted({*drawn.ids} & rules.suppressed | {drawn.ids[0]} & rules.begin_suppressed):
         return f"got token {forbidden[0]}, which is never sampled"
-    if any(token in rules.end for token in one.ids[:-1]):
+    if any(token in rules.end for token in drawn.ids[:-1]):
         return "got tokens after the end"
-    if one.ids[-1] not in rules.end and len(one.ids) < drawing.max_tokens:
-        return f"got {len(one.ids)} tokens without an end, expected {drawing.max_tokens}"
+    if drawn.ids[-1] not in rules.end and length < most:
+        return f"got {length} tokens without an end, expected {most}"
     return ""
 
 
@@ -368,14 +370,14 @@ def gap_of(drawn: Tensor, scored: Tensor, top_p: float = 1.0) -> Tensor:
 def push(engine: Holder, weights: Callable[[], Named], version: int) -> None:
     """Send weights that differ; EngineFailure unless the engine then holds exactly these."""
     sent = {name: fingerprint(tensor) for name, tensor in weights()}
-    held = engine.held()
+    held = engine.fingerprints()
     if held:
         refuse_names(engine.name, sent, held)
     changed = {name for name, value in sent.items() if held.get(name) != value}
     if engine.whole and changed:
         changed = set(sent)
     engine.load(((name, tensor) for name, tensor in weights() if name in changed), version)
-    held = engine.held()
+    held = engine.fingerprints()
     refuse_names(engine.name, sent, held)
     if wrong := sorted(name for name, value in sent.items() if held[name] != value):
         raise Drift(

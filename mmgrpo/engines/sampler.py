@@ -11,7 +11,17 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from mmgrpo.engines.engine import OTHER, Asked, Drawn, EngineFailure, Forgotten, Named, Rules, fingerprint, parameters
+from mmgrpo.engines.engine import (
+    OTHER,
+    Drawn,
+    EncodedQuery,
+    EngineFailure,
+    Forgotten,
+    Named,
+    Rules,
+    fingerprint,
+    parameters,
+)
 from mmgrpo.policies.generation import Drawing
 from mmgrpo.policies.token import TokenPolicy
 
@@ -23,22 +33,22 @@ class Weights:
         self.network, self.name = network, name
         self.version: int | None = None
 
-    def held(self) -> dict[str, str]:
+    def fingerprints(self) -> dict[str, str]:
         """The fingerprints of all parameters and buffers as they are."""
         return {name: fingerprint(value) for name, value in parameters(self.network)}
 
     @torch.no_grad()
     def load(self, tensors: Named, version: int) -> None:
         """Copy tensors into those of the same name; EngineFailure for one that the network does not have."""
-        own = dict(parameters(self.network))
+        stored = dict(parameters(self.network))
         for name, tensor in tensors:
-            if name not in own or own[name].shape != tensor.shape:
-                shape = list(own[name].shape) if name in own else "none of this name"
+            if name not in stored or stored[name].shape != tensor.shape:
+                shape = list(stored[name].shape) if name in stored else "none of this name"
                 raise EngineFailure(
                     f"rollout.engine: {self.name}: got the tensor '{name}' of shape {list(tensor.shape)}, "
                     f"expected {shape}: {OTHER}"
                 )
-            own[name].copy_(tensor)
+            stored[name].copy_(tensor)
         self.version = version
 
 
@@ -51,21 +61,21 @@ class OwnSampler:
         self.policy, self.name = policy, name
         self.weights = Weights(policy.network, name)
 
-    def held(self) -> Mapping[str, str]:
+    def fingerprints(self) -> Mapping[str, str]:
         """The fingerprints of all parameters and buffers as they are."""
-        return self.weights.held()
+        return self.weights.fingerprints()
 
     def load(self, tensors: Named, version: int) -> None:
         """Copy tensors into those of the same name."""
         self.weights.load(tensors, version)
         self.policy.feature_cache.entries.clear()
 
-    def generate(self, asked: Sequence[Asked], rules: Rules, drawing: Drawing) -> list[list[Drawn]]:
+    def generate(self, encoded: Sequence[EncodedQuery], rules: Rules, drawing: Drawing) -> list[list[Drawn]]:
         """Completions as the policy draws them, each group from its own random stream."""
         version = self.weights.version
         if version is None:
             raise Forgotten
-        queries = [one.query for one in asked]
+        queries = [query.query for query in encoded]
         with torch.no_grad():
             sequences, completions = self.policy.generate(queries, drawing)
         rows = zip(sequences.prompt.tolist(), completions.ids, completions.log_probs, completions.real, strict=True)

@@ -52,8 +52,8 @@ from mmgrpo.engines.denoising import Denoiser
 from mmgrpo.engines.engine import (
     FORMS,
     UNTRAINED,
-    Asked,
     Drawn,
+    EncodedQuery,
     Engine,
     EngineFailure,
     Forgotten,
@@ -135,7 +135,7 @@ class Weights:
     @staticmethod
     def read(table: Any, where: str) -> Weights:
         """Those of a message."""
-        return Weights(**checked(take(table, "weights", dict, where), WEIGHTS, f"{where}.weights"))
+        return Weights(**take_all(take(table, "weights", dict, where), WEIGHTS, f"{where}.weights"))
 
     def __str__(self) -> str:
         return f"round {self.round} ({self.digest[:8]})"
@@ -157,7 +157,7 @@ REQUEST = {"prompts": list, "slots": list, "group_size": int, "seed": int, "roun
 """The keys of each message, and the types of their values."""
 
 
-def checked(table: Any, kinds: Mapping[str, Any], where: str) -> dict[str, Any]:
+def take_all(table: Any, kinds: Mapping[str, Any], where: str) -> dict[str, Any]:
     """An object with exactly these keys and types; Malformed for another."""
     values = {name: take(table, name, kind, where) for name, kind in kinds.items()}
     if unknown := sorted(map(str, table.keys() - kinds.keys())):
@@ -249,11 +249,11 @@ class Client:
         living.start()
         self._leave = weakref.finalize(self, _leave, self._http, ended, living)  # at the latest with the process
 
-    def held(self) -> Mapping[str, str]:
+    def fingerprints(self) -> Mapping[str, str]:
         """The fingerprints that the server states."""
         state = self._state()
         weights = state["weights"] and Weights.read(state, "the state")
-        with self._validated():
+        with self._refuse_malformed():
             if weights and weights != Weights.of(weights.round, state["held"]):
                 raise Malformed(f"the state.weights: got a digest that is not of its fingerprints, {weights}")
         self._weights = weights
@@ -265,9 +265,9 @@ class Client:
         first, size, push = True, 0, secrets.token_hex(8)
 
         def send(last: bool) -> None:
-            given = {"version": version, "push": push, "tensors": part, "first": first, "last": last}
+            body = {"version": version, "push": push, "tensors": part, "first": first, "last": last}
             try:
-                self._send("POST", "/weights", given)
+                self._send("POST", "/weights", body)
             except Forgotten as error:
                 raise EngineFailure(f"rollout.engine: {error} while they were sent; go on with the run") from error
 
@@ -279,19 +279,19 @@ class Client:
             size += tensor.nbytes
         send(True)
 
-    def generate(self, asked: Sequence[Asked], rules: Rules, drawing: Drawing) -> list[list[Drawn]]:
+    def generate(self, encoded: Sequence[EncodedQuery], rules: Rules, drawing: Drawing) -> list[list[Drawn]]:
         """The completions that the server draws."""
-        given = {name: sorted(value) for name, value in asdict(rules).items()}
-        rows = [{**fields_of(one.query), "ids": list(one.ids), "media": dict(one.media)} for one in asked]
-        return self._drawn(
-            "/generate", {"asked": rows, "rules": given, "drawing": asdict(drawing)}, drawing.round, read_completions
+        rule_ids = {name: sorted(value) for name, value in asdict(rules).items()}
+        rows = [{**fields_of(query.query), "ids": list(query.ids), "media": dict(query.media)} for query in encoded]
+        return self._samples(
+            "/generate", {"asked": rows, "rules": rule_ids, "drawing": asdict(drawing)}, drawing.round, read_completions
         )
 
     def trajectories(self, request: Request) -> list[Trajectories]:
         """The trajectories that the server draws."""
-        given = {"prompts": list(request.prompts), "slots": list(request.slots), "group_size": request.group_size}
-        given |= {"seed": request.seed, "round": request.round, "sampling": dict(request.sampling)}
-        return self._drawn("/trajectories", {"request": given}, request.round, read_trajectories)
+        fields = {"prompts": list(request.prompts), "slots": list(request.slots), "group_size": request.group_size}
+        fields |= {"seed": request.seed, "round": request.round, "sampling": dict(request.sampling)}
+        return self._samples("/trajectories", {"request": fields}, request.round, read_trajectories)
 
     def rest(self) -> None:
         """Tell the server."""
@@ -301,31 +301,31 @@ class Client:
         """Leave the engine to other runs; the server goes on."""
         self._leave()
 
-    def _drawn(self, path: str, given: dict[str, Any], round: int, read: Callable[[Any], list[Any]]) -> list[Any]:
+    def _samples(self, path: str, body: dict[str, Any], round: int, read: Callable[[Any], list[Any]]) -> list[Any]:
         """What a server draws with the weights that it was proven to hold; Forgotten where there are none of the
         round."""
         weights = self._weights
         if weights is None or weights.round != round:
             raise Forgotten(f"{self.name} holds {weights or 'no weights'}, asked for those of round {round}")
-        answer = self._send("POST", path, {**given, "weights": asdict(weights)})
-        with self._validated():
+        answer = self._send("POST", path, {**body, "weights": asdict(weights)})
+        with self._refuse_malformed():
             if (other := Weights.read(answer, "the answer")) != weights:
                 raise Malformed(f"got samples of the weights of {other}, expected those of {weights}")
             return read(take(answer, "drawn", list, "the answer"))
 
     def _state(self) -> dict[str, Any]:
         state = self._send("GET", "/state")
-        with self._validated():
-            state = checked(state, STATE, "the state")
+        with self._refuse_malformed():
+            state = take_all(state, STATE, "the state")
             if state["form"] not in FORMS:
                 raise Malformed(f"the state.form: got {state['form'][:60]!r}, expected one of {', '.join(FORMS)}")
             all_are(str, [*state["held"], *state["held"].values()], "the state.held")
             if state["weights"] is not None:
-                checked(state["weights"], WEIGHTS, "the state.weights")
+                take_all(state["weights"], WEIGHTS, "the state.weights")
         return state
 
     @contextmanager
-    def _validated(self) -> Iterator[None]:
+    def _refuse_malformed(self) -> Iterator[None]:
         """EngineFailure, within the block, for an answer that is none."""
         try:
             yield
@@ -348,7 +348,7 @@ class Client:
                             f"rollout.url: {self.name} states protocol {stated[:20]}, expected {PROTOCOL}; install the "
                             "same release of mmgrpo on both sides"
                         )
-                    with self._validated():
+                    with self._refuse_malformed():
                         return value_of(content)
                 failure = f"{self.name} answers {answer.status_code}: {reason_of(answer, content)}"
                 if answer.status_code == 409:
@@ -405,29 +405,29 @@ def _leave(http: Any, ended: threading.Event, living: threading.Thread) -> None:
     http.close()
 
 
-def read_completions(several: list[Any]) -> list[list[Drawn]]:
+def read_completions(rows: list[Any]) -> list[list[Drawn]]:
     """The completions of an answer; Malformed for what is none."""
-    all_are(list, several, "drawn")
-    return [[_completion(one, f"drawn[{place}]") for one in row] for place, row in enumerate(several)]
+    all_are(list, rows, "drawn")
+    return [[_completion(table, f"drawn[{place}]") for table in row] for place, row in enumerate(rows)]
 
 
 def _completion(table: Any, where: str) -> Drawn:
-    values = checked(table, DRAWN, where)
+    values = take_all(table, DRAWN, where)
     all_are(int, values["ids"], f"{where}.ids", 0)
     all_are(float, values["log_probs"], f"{where}.log_probs")
     return Drawn(**values)
 
 
-def read_trajectories(several: list[Any]) -> list[Trajectories]:
+def read_trajectories(tables: list[Any]) -> list[Trajectories]:
     """The trajectories of an answer; Malformed for what is none."""
-    found = []
-    for place, one in enumerate(several):
-        values = checked(one, TRAJECTORIES, f"drawn[{place}]")
+    trajectories = []
+    for place, table in enumerate(tables):
+        values = take_all(table, TRAJECTORIES, f"drawn[{place}]")
         for name, dtype in (("states", torch.float32), ("source", torch.int64), ("target", torch.int64)):
             if values[name].dtype != dtype:
                 raise Malformed(f"drawn[{place}].{name}: got {values[name].dtype}, expected {dtype}")
-        found.append(Trajectories(**values))
-    return found
+        trajectories.append(Trajectories(**values))
+    return trajectories
 
 
 def reason_of(answer: Any, content: bytes | bytearray) -> str:
@@ -468,28 +468,28 @@ def fields_of(query: Query) -> dict[str, Any]:
     return {name: getattr(query, name) for name in QUERY}
 
 
-def generation(value: Any) -> tuple[list[Asked], Rules, Drawing]:
+def generation(value: Any) -> tuple[list[EncodedQuery], Rules, Drawing]:
     """What a request for completions asks; Malformed for another."""
-    drawing = Drawing(**checked(take(value, "drawing", dict, "the request"), DRAWING, "drawing"))
+    drawing = Drawing(**take_all(take(value, "drawing", dict, "the request"), DRAWING, "drawing"))
     all_are(int, [drawing.max_tokens], "drawing.max_tokens", 1)
-    rules = checked(take(value, "rules", dict, "the request"), RULES, "rules")
+    rules = take_all(take(value, "rules", dict, "the request"), RULES, "rules")
     for name, ids in rules.items():
         all_are(int, ids, f"rules.{name}", 0)
-    asked = []
+    queries = []
     for place, row in enumerate(take(value, "asked", list, "the request")):
         where = f"asked[{place}]"
-        one = checked(row, {**QUERY, "ids": list, "media": dict}, where)
-        all_are(int, [*one["ids"], *one["forced"]], f"{where}.ids", 0)
-        all_are(int, [one["count"]], f"{where}.count", 1)
-        all_are(Media, one["shown"], f"{where}.shown")
-        all_are(str, [one["prompt"].text, one["prompt"].id, *one["opening"]], where)
-        asked.append(Asked(Query(**some_of(one, "ids", "media")), one["ids"], one["media"]))
-    return asked, Rules(**{name: frozenset(ids) for name, ids in rules.items()}), drawing
+        query = take_all(row, {**QUERY, "ids": list, "media": dict}, where)
+        all_are(int, [*query["ids"], *query["forced"]], f"{where}.ids", 0)
+        all_are(int, [query["count"]], f"{where}.count", 1)
+        all_are(Media, query["shown"], f"{where}.shown")
+        all_are(str, [query["prompt"].text, query["prompt"].id, *query["opening"]], where)
+        queries.append(EncodedQuery(Query(**some_of(query, "ids", "media")), query["ids"], query["media"]))
+    return queries, Rules(**{name: frozenset(ids) for name, ids in rules.items()}), drawing
 
 
 def denoising(value: Any) -> Request:
     """What a request for trajectories asks; Malformed for another."""
-    table = checked(take(value, "request", dict, "the request"), REQUEST, "request")
+    table = take_all(take(value, "request", dict, "the request"), REQUEST, "request")
     all_are(Prompt, table["prompts"], "request.prompts")
     all_are(int, [*table["slots"]], "request.slots", 0)
     all_are(int, [table["group_size"]], "request.group_size", 1)
@@ -549,38 +549,38 @@ def application(
 
     def state(_: Any) -> Any:
         nonlocal present
-        held = dict(engine.held())
+        held = dict(engine.fingerprints())
         if loaded is not None and present is None:
             present = Weights.of(loaded, held)
-        own = {"name": engine.name, "whole": engine.whole, "form": engine.form}
-        return {**own, "weights": present and asdict(present), "held": held}
+        stated = {"name": engine.name, "whole": engine.whole, "form": engine.form}
+        return {**stated, "weights": present and asdict(present), "held": held}
 
     def weights(value: Any) -> Any:
         nonlocal loaded, present, pushing, since
-        given = checked(value, PUSH, "the request")
-        all_are(str, given["tensors"], "the request.tensors")
-        all_are(Tensor, given["tensors"].values(), "the request.tensors")
+        body = take_all(value, PUSH, "the request")
+        all_are(str, body["tensors"], "the request.tensors")
+        all_are(Tensor, body["tensors"].values(), "the request.tensors")
         late = time.monotonic() - since > body_seconds
-        if pushing and pushing != given["push"] and not late:
+        if pushing and pushing != body["push"] and not late:
             raise Busy("another process of the run sends weights")
-        if given["first"]:
+        if body["first"]:
             waiting.clear()
-            pushing = given["push"]
-        elif pushing != given["push"]:
+            pushing = body["push"]
+        elif pushing != body["push"]:
             raise Forgotten("the first parts of the weights are no longer there")
         since = time.monotonic()
-        waiting.update(given["tensors"])
-        if given["last"]:
+        waiting.update(body["tensors"])
+        if body["last"]:
             loaded, present, pushing = None, None, ""  # of no round, until all of them are taken over
             tensors = [*waiting.items()]
             waiting.clear()
-            engine.load(tensors, given["version"])
-            loaded = given["version"]
+            engine.load(tensors, body["version"])
+            loaded = body["version"]
         return {}
 
     def refuse_other_weights(value: Any) -> None:
-        if present != (asked := Weights.read(value, "the request")):
-            raise Forgotten(f"the engine holds {present or 'no weights'}, asked for those of {asked}")
+        if present != (stated := Weights.read(value, "the request")):
+            raise Forgotten(f"the engine holds {present or 'no weights'}, asked for those of {stated}")
 
     def answer_of(value: Any, drawn: list[Any]) -> Any:
         return {"weights": take(value, "weights", dict, "the request"), "drawn": drawn}
@@ -590,15 +590,21 @@ def application(
             raise ValueError(f"{engine.name} draws tokens, expected a denoising model")
         request = denoising(value)
         refuse_other_weights(value)
-        return answer_of(value, [vars(one) for one in engine.trajectories(request)])
+        return answer_of(value, [vars(batch) for batch in engine.trajectories(request)])
 
     def generate(value: Any) -> Any:
         if not isinstance(engine, Engine):
             raise ValueError(f"{engine.name} draws trajectories, expected a model of tokens")
-        asked, rules, drawing = generation(value)
+        queries, rules, drawing = generation(value)
         refuse_other_weights(value)
-        drawn = engine.generate(asked, rules, drawing)
-        return answer_of(value, [[{**asdict(one), "ids": list(one.ids)} for one in several] for several in drawn])
+        drawn = engine.generate(queries, rules, drawing)
+        return answer_of(
+            value,
+            [
+                [{**asdict(completion), "ids": list(completion.ids)} for completion in completions]
+                for completions in drawn
+            ],
+        )
 
     def rest(_: Any) -> Any:
         engine.rest()
@@ -628,15 +634,15 @@ def application(
         async with turn:
             return Response(await asyncio.to_thread(lambda: message(act(value))), headers=STATED)
 
-    def answered(act: Callable[[Any], Any] | None) -> Any:
+    def guard(act: Callable[[Any], Any] | None) -> Any:
         async def answer(received: Received) -> Response:
             def refusal(status: int, error: Exception) -> Response:
                 # What is left of a body is not read, so the connection cannot be used again.
                 text = str(error).removeprefix("rollout.engine: ") or type(error).__name__
                 return JSONResponse({"error": text}, status, {**STATED, "Connection": "close"})
 
-            given = received.headers.get("authorization", "").encode("latin-1")
-            if token and not hmac.compare_digest(given, f"Bearer {token}".encode()):
+            authorization = received.headers.get("authorization", "").encode("latin-1")
+            if token and not hmac.compare_digest(authorization, f"Bearer {token}".encode()):
                 return refusal(401, ValueError("got a wrong token or none"))
             try:
                 run = tenant(received)
@@ -680,7 +686,7 @@ def application(
         ("/trajectories", "POST", trajectories),
         ("/rest", "POST", rest),
     ):
-        app.add_route(path, answered(act), methods=[method])
+        app.add_route(path, guard(act), methods=[method])
     return app
 
 

@@ -156,14 +156,14 @@ def chi_squared(
     difference = torch.where(decision_mask, log_probs - reference_log_probs, 0.0)
     rows = loss_mask.any(1)
     ratio = difference.sum(1) / (decision_mask.sum(1).clamp_min(1) if mean else 1)
-    value = _continued(ratio) + _continued(-ratio)
+    value = _expm1_with_tangent(ratio) + _expm1_with_tangent(-ratio)
     if root and bool(rows.any()):
         value = value / value.detach()[rows].mean().clamp_min(1e-4).sqrt()
         value = (value + value.detach()) / 2  # the mean is the root, whose gradient has half that of the quotient
     return torch.where(loss_mask, coef * value[:, None], 0.0)
 
 
-def _continued(log_ratio: Float[Tensor, "B"], bound: float = 10.0) -> Float[Tensor, "B"]:
+def _expm1_with_tangent(log_ratio: Float[Tensor, "B"], bound: float = 10.0) -> Float[Tensor, "B"]:
     """e^l - 1, and beyond ``bound`` its tangent there."""
     inside = log_ratio.clamp(-bound, bound)
     return inside.exp() - 1 + inside.detach().exp() * (log_ratio - inside)
@@ -250,6 +250,7 @@ def kl_hinge(
     estimate = torch.where(loss_mask, old_log_probs - log_probs, 0.0)
     decisions = loss_mask.sum().clamp_min(1)
     mean = (estimate.sum() / decisions).detach()
+    # Under ``per_sample`` a row's decisions weigh 1 / (rows T_b): this factor makes it the 1 / decisions of K.
     length = loss_mask.sum(1, keepdim=True) * loss_mask.any(1).sum() / decisions if under == "per_sample" else 1.0
     return (coef * (mean - delta)).clamp_min(0) * estimate * length
 
@@ -273,7 +274,7 @@ def perception(
     PAPO (2507.06448), section 3.2, gamma 0.01 to 0.02; 0.04 collapsed. The limit is that of its code: without it a
     token that is a thousand times less likely under the masked image weighs as much as a thousand others.
     """
-    return -gamma * _bounded(_gap(log_probs, changed_log_probs, both_sides), limit)
+    return -gamma * _capped_k3(_gap(log_probs, changed_log_probs, both_sides), limit)
 
 
 @block(TERMS)
@@ -288,7 +289,7 @@ def perception_k3(
 ) -> Float[Tensor, "*shape"]:
     """-gamma min(1/r + log r - 1, limit), r as in ``perception``: what PAPO's released code computes (its
     ``low_var_kl``, with ``both_sides=False``). It grows linearly in log r, and is unbiased for KL(policy||changed)."""
-    return -gamma * _bounded(-_gap(log_probs, changed_log_probs, both_sides), limit)
+    return -gamma * _capped_k3(-_gap(log_probs, changed_log_probs, both_sides), limit)
 
 
 @block(TERMS)
@@ -313,7 +314,7 @@ def _gap(log_probs: Tensor, changed_log_probs: Tensor, both_sides: bool) -> Tens
     return log_probs - (changed_log_probs if both_sides else changed_log_probs.detach())
 
 
-def _bounded(gap: Float[Tensor, "*shape"], limit: float) -> Float[Tensor, "*shape"]:
+def _capped_k3(gap: Float[Tensor, "*shape"], limit: float) -> Float[Tensor, "*shape"]:
     """min(e^gap - gap - 1, limit)."""
     return torch.clamp(exp_ratio(gap) - gap - 1, max=limit)
 

@@ -70,8 +70,8 @@ def surrogate_preference(
     """
     far = (reference_velocity_gap * loss_mask).sum() / loss_mask.sum().clamp_min(1) > bound
     better = torch.where(advantages > 0, error < reference_error, error > reference_error)
-    kept = torch.where(far & better, error.detach(), error)
-    return dgpo(kept, old_error, reference_error, advantages, loss_mask, key, beta=beta, clip=clip)
+    trained_error = torch.where(far & better, error.detach(), error)
+    return dgpo(trained_error, old_error, reference_error, advantages, loss_mask, key, beta=beta, clip=clip)
 
 
 @block(AGGREGATIONS, level="group")
@@ -109,8 +109,14 @@ def tdm_r1(
     entries = boundary.dim()
     x0 = clean.flatten(entries)
     teacher, guided, unit, fake, surrogate = (
-        one.detach().flatten(entries)
-        for one in (reference_clean, reference_guided_clean, reference_direction, fake_clean, surrogate_guided_clean)
+        estimate.detach().flatten(entries)
+        for estimate in (
+            reference_clean,
+            reference_guided_clean,
+            reference_direction,
+            fake_clean,
+            surrogate_guided_clean,
+        )
     )
 
     def regression(direction: Tensor, towards: Tensor) -> Tensor:

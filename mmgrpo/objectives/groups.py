@@ -32,7 +32,7 @@ from mmgrpo.objectives.base import (
     row_sum,
     unclipped,
 )
-from mmgrpo.objectives.surrogates import clipped
+from mmgrpo.objectives.surrogates import clipped_surrogate
 
 
 def row_score(
@@ -129,8 +129,8 @@ def drpo(
     """
     values = row_score(log_probs, old_log_probs, decision_mask, score)
     positive, negative = _sides(advantages, loss_mask, decision_mask, key)
-    taken = decision_mask.sum(1) / length
-    brevity = (1 - taken).to(values.dtype) / lam
+    share = decision_mask.sum(1) / length
+    brevity = (1 - share).to(values.dtype) / lam
     gap = weighted_mean(values, positive, brevity) - soft_mean(values, negative, tau)
     return _contrast(gap, positive, negative, loss_mask)
 
@@ -208,7 +208,7 @@ def token_rewards(
     together = peers(key, loss_mask.any(1)).to(dense.dtype)
     sums, counts = row_sum(to_come, decision_mask), decision_mask.sum(1).to(dense.dtype)
     mean = (together @ sums) / (together @ counts).clamp_min(1)
-    return clipped(log_probs - old_log_probs, advantages + to_come - mean[:, None], low, high)
+    return clipped_surrogate(log_probs - old_log_probs, advantages + to_come - mean[:, None], low, high)
 
 
 @block(OBJECTIVES, level="group")
@@ -239,16 +239,16 @@ def visual_distillation(
     same = peers(key, members)
     among = same.to(advantage.dtype)
     number = among.sum(1).clamp_min(1)
-    own = row_mean(advantage, decision_mask)
-    mean = (among @ own) / number
-    std = ((among @ own.square()) / number - mean.square()).clamp_min(0).sqrt()
-    standard = torch.where(std > 1e-8, (own - mean) / std.clamp_min(1e-8), 0.0)
+    mean_advantage = row_mean(advantage, decision_mask)
+    mean = (among @ mean_advantage) / number
+    std = ((among @ mean_advantage.square()) / number - mean.square()).clamp_min(0).sqrt()
+    standard = torch.where(std > 1e-8, (mean_advantage - mean) / std.clamp_min(1e-8), 0.0)
     largest = torch.where(same, standard[None], -torch.inf).amax(1).nan_to_num(neginf=0.0)
     exponential = torch.where(same, ((standard[None] - largest[:, None]) / tau).exp(), 0.0)
     of_sample = ((standard - largest) / tau).exp() / exponential.sum(1).clamp_min(1e-12) * number
 
     length = decision_mask.sum(1)
-    count = (top * length - 1e-6).ceil().clamp_min(1)
+    count = (top * length - 1e-6).ceil().clamp_min(1)  # .3 of 50, in fp32 15.000001, is 15
     order = torch.where(decision_mask, advantage, -1.0).sort(dim=1, descending=True, stable=True).indices
     rank = torch.empty_like(order).scatter_(
         1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)

@@ -115,6 +115,7 @@ def srum(
     best = torch.where(same, value, -torch.inf).amax(1)
     others = loss_mask & (value < best)[:, None]
     counted = same.to(advantages.dtype)
+    # The aggregation averages over the anchors too, whose loss is 0: this makes it a mean over the others.
     share = (counted @ loss_mask.to(advantages.dtype)) / (counted @ others.to(advantages.dtype)).clamp_min(1)
     return unclipped(torch.where(others, share * (regional + constraint * anchored), 0.0))
 

@@ -161,8 +161,8 @@ def weights_by_origin(
     mask, rest = inputs["loss_mask"], 1 - supervision.coef * supervision.complement
     others = of_kinds(origin, list(parts))[:, None]
     weights = rest * aggregation({**inputs, "loss_mask": mask & ~others})
-    for kind, (coef, own) in parts.items():
-        weights = weights + coef * own({**inputs, "loss_mask": mask & (origin == kind)[:, None]})
+    for kind, (coef, weigh) in parts.items():
+        weights = weights + coef * weigh({**inputs, "loss_mask": mask & (origin == kind)[:, None]})
     return weights
 
 

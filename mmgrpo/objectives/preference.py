@@ -322,7 +322,7 @@ def preference(
     # Beyond the clip a decision keeps its value and has no gradient.
     held = change.clamp(low, high)
     tilt = torch.zeros_like(held) if guide == "none" else guidance * beta * (guide_log_probs - base).detach()
-    up, down = (beta * _reduced(held * (1 + sign * tilt), decision_mask, reduce) for sign in (1, -1))
+    up, down = (beta * _reduce(held * (1 + sign * tilt), decision_mask, reduce) for sign in (1, -1))
     chosen, rejected = wins.any(1), wins.any(0)
     bound = bind(link, LINKS, "link")
     if bound.block.level == "group":
@@ -382,12 +382,12 @@ def preference_term(
 
 def _of_groups(bound: Bound, scores: Order, there: Bool[Tensor, " B"], order: Order, same: Peers, wins: Peers) -> Order:
     """The loss of each row's group, of the rows that are ``there``; 0 without a pair."""
-    same, wins = (one & there[:, None] & there for one in (same, wins))
+    same, wins = (table & there[:, None] & there for table in (same, wins))
     loss = bound({"scores": scores, "order": order, "same": same, "wins": wins})
     return torch.where((same & wins.any(1)).any(1), loss, 0.0)
 
 
-def _reduced(steps: Float[Tensor, "B T"], decision_mask: Bool[Tensor, "B T"], reduce: str) -> Float[Tensor, "B *T"]:
+def _reduce(steps: Float[Tensor, "B T"], decision_mask: Bool[Tensor, "B T"], reduce: str) -> Float[Tensor, "B *T"]:
     if reduce == "step":
         return torch.where(decision_mask, steps, 0.0)
     return (row_sum if reduce == "sum" else row_mean)(steps, decision_mask)

@@ -59,7 +59,7 @@ def band(low: float, high: float) -> tuple[float, float]:
     return (math.log1p(-low) if low < 1 else -math.inf), math.log1p(high)
 
 
-def clipped(
+def clipped_surrogate(
     log_ratio: Float[Tensor, "*shape"],
     advantages: Float[Tensor, "*shape"],
     low: float,
@@ -99,7 +99,7 @@ def ppo(
     are the clip-higher of DAPO (2503.14476; low 0.2, high 0.28). Gaussian decisions, whose
     log-probs are means over dimensions, need 1e-3 to 1e-5 (Flow-GRPO, 2505.05470).
     """
-    return clipped(log_probs - old_log_probs, advantages, low, high)
+    return clipped_surrogate(log_probs - old_log_probs, advantages, low, high)
 
 
 @block(OBJECTIVES)
@@ -139,7 +139,7 @@ def dual_clip(
 
     Dual-clip PPO (Ye et al., 1912.09729); its authors and verl use 3, DAPO runs use 10.
     """
-    return clipped(log_probs - old_log_probs, advantages, low, high, dual)
+    return clipped_surrogate(log_probs - old_log_probs, advantages, low, high, dual)
 
 
 @block(OBJECTIVES)
@@ -155,7 +155,7 @@ def two_sided_clip(
 
     INTELLECT-2 (2505.07291); both names are in use, with different constants.
     """
-    return clipped(log_probs - old_log_probs, advantages, low, high, ceiling)
+    return clipped_surrogate(log_probs - old_log_probs, advantages, low, high, ceiling)
 
 
 @block(OBJECTIVES, level="group")
@@ -230,7 +230,7 @@ def log_preclip(
     """
     limit = math.log(bound)
     log_ratio = log_probs - old_log_probs
-    values, below, above = clipped(log_ratio.clamp(-limit, limit), advantages, low, high)
+    values, below, above = clipped_surrogate(log_ratio.clamp(-limit, limit), advantages, low, high)
     return Loss(values, below | (log_ratio < -limit), above | (log_ratio > limit))
 
 
@@ -488,7 +488,7 @@ def grpo_guard(
     GRPO-Guard (2510.22319).
     """
     log_ratio = std * (log_probs - old_log_probs + shift / (2 * std.square()))
-    loss = clipped(log_ratio, advantages, clip, clip)
+    loss = clipped_surrogate(log_ratio, advantages, clip, clip)
     return loss._replace(values=loss.values / dt)
 
 
@@ -551,7 +551,7 @@ def gspo(
     eqs. 5 and 7. Its clip range is far smaller than PPO's because s is a mean.
     """
     mean = row_mean(log_probs - old_log_probs, decision_mask)[:, None].expand_as(log_probs)
-    return clipped(mean, advantages, low, high)
+    return clipped_surrogate(mean, advantages, low, high)
 
 
 @block(OBJECTIVES, level="row")
@@ -569,7 +569,7 @@ def gspo_token(
     GSPO (2507.18071), section 4.3.
     """
     mean = row_mean(log_probs - old_log_probs, decision_mask)[:, None].detach()
-    return clipped(mean + (log_probs - log_probs.detach()), advantages, low, high)
+    return clipped_surrogate(mean + (log_probs - log_probs.detach()), advantages, low, high)
 
 
 @block(OBJECTIVES, level="row")
@@ -605,7 +605,7 @@ def sequence_sum(
     ``per_sample`` weights the gradient at W = 1 is that of ``policy_gradient`` under ``sample_sum``.
     """
     total = row_sum(log_probs - old_log_probs, decision_mask)[:, None].expand_as(log_probs)
-    return clipped(total, advantages, low, high)
+    return clipped_surrogate(total, advantages, low, high)
 
 
 @block(OBJECTIVES, level="row")

@@ -98,14 +98,14 @@ class AdjointMatchingPolicy(GradientPolicy):
         states, sizes = [self.solver.initial_noise(request, size)], Sizes(self.grid)
         with torch.no_grad():
             for t in range(steps):
-                noise = put(torch.cat([torch.randn(shape, generator=one) for one in streams]), self.device)
+                noise = put(torch.cat([torch.randn(shape, generator=generator) for generator in streams]), self.device)
                 states.append(self._step(self.network, states[-1], t, conditioning).sample(noise))
                 sizes.see(states[-1], "the memoryless kernel", t)
             sizes.refuse()
             end = refuse_nonfinite(states[-1], "the sampled latents")
             outputs = list(self.model.decode(end, conditioning))
         parts = [self._targets(states, rows, prompts, conditioning, request) for rows in self._chunks(len(end))]
-        targets, growth = (torch.cat(several) for several in zip(*parts, strict=True))
+        targets, growth = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         ones = torch.ones(len(end), steps, dtype=torch.bool, device=self.device)
         trained = ones & put(self._std() > 0, self.device)
         return Rollout(
@@ -126,9 +126,9 @@ class AdjointMatchingPolicy(GradientPolicy):
 
     def score(self, rollout: Rollout, part: Draws, names: frozenset[str]) -> Scores:
         """Minus the matching errors of the part's steps, |mu - target|^2 / (2 std^2), a mean over the latent."""
-        given: Targets = rollout.steps  # type: ignore[assignment]
-        x, target = (one[part.rows, part.positions] for one in (given.states, given.targets))
-        conditioning = given.conditioning.take(part.on_host)
+        recorded: Targets = rollout.steps  # type: ignore[assignment]
+        x, target = (table[part.rows, part.positions] for table in (recorded.states, recorded.targets))
+        conditioning = recorded.conditioning.take(part.on_host)
         transition = self._step(self.network, x, part.positions, conditioning)
         error = over_latent((transition.mean - target).square() / (2 * transition.std.square()))
         return {"log_probs": torch.zeros_like(error).detach(), "gradient_reward": -error}
@@ -146,14 +146,14 @@ class AdjointMatchingPolicy(GradientPolicy):
     ) -> tuple[Float[Tensor, "N T *latent"], Float[Tensor, " N"]]:
         """The targets of some rows, and the largest norm of their adjoints over that of the end."""
         some, at = conditioning.take(rows), put(rows, self.device)
-        own, chosen = [one[at] for one in states], [prompts[row] for row in rows.tolist()]
+        of_rows, chosen = [state[at] for state in states], [prompts[row] for row in rows.tolist()]
         with torch.enable_grad():
-            end = own[-1].detach().requires_grad_()
-            pixels = self.model.decoded(end, some).float().clamp(0, 1)
+            end = of_rows[-1].detach().requires_grad_()
+            pixels = self.model.pixels(end, some).float().clamp(0, 1)
             (slope,) = torch.autograd.grad(gradient_of(request)(chosen, pixels).sum(), end)
         with self.model.reference() as reference:
             means, adjoints = lean_adjoints(
-                own[:-1],
+                of_rows[:-1],
                 lambda x, t: self._step(reference, x, t, some).mean,
                 -self.path.scale * slope,
                 self.path.growth,

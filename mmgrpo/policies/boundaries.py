@@ -78,7 +78,7 @@ def draw_steps(
     return steps, (torch.rand(count, generator=generator) * allowed).long()
 
 
-def renoised(end: Latent, noise: Latent, low: Float[Tensor, " N"], level: Float[Tensor, " N"]) -> tuple[Latent, Latent]:
+def renoise(end: Latent, noise: Latent, low: Float[Tensor, " N"], level: Float[Tensor, " N"]) -> tuple[Latent, Latent]:
     """x_tau of ends of level ``low`` at the levels tau, and the velocity that a network is to predict there."""
     low, level = over(low, end), over(level, end)
     alpha = (1 - level) / (1 - low)

@@ -67,11 +67,11 @@ class Chains:
         """[S, L] numbers of the sequences' tokens as those of the rows', [B, T]."""
         row, column = self.columns(values.device)
         real = self.sequences.real
-        made = values.new_full((len(self.prompts), self.width), filler)
-        made[row.expand(column.shape)[real], column[real]] = values[real]
-        return made
+        table = values.new_full((len(self.prompts), self.width), filler)
+        table[row.expand(column.shape)[real], column[real]] = values[real]
+        return table
 
-    def untabled(self, values: Tensor) -> Tensor:
+    def per_sequence(self, values: Tensor) -> Tensor:
         """[B, T] numbers of the rows' tokens as those of the sequences', [S, L], 0 on padding."""
         row, column = self.columns(values.device)
         return torch.where(self.sequences.real, values[row, column.clamp(max=self.width - 1)], 0)
@@ -106,7 +106,7 @@ class Chains:
         return self.sequences, part.inner
 
 
-def padded(rows: Sequence[Sequence[float | int]], filler: float | int, dtype: torch.dtype) -> Tensor:
+def pad_rows(rows: Sequence[Sequence[float | int]], filler: float | int, dtype: torch.dtype) -> Tensor:
     """Rows of different lengths as one table."""
     width = max(map(len, rows))
     return torch.tensor([[*row, *[filler] * (width - len(row))] for row in rows], dtype=dtype)

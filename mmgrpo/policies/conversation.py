@@ -16,7 +16,7 @@ from mmgrpo.policies.records import answer_gains
 from mmgrpo.policies.token_model import Query, Sequences
 from mmgrpo.policies.token_passes import TokenPasses
 from mmgrpo.policies.tools import CUT, NUMBERS, WALKING, Conversations, Tools
-from mmgrpo.policies.turn_trees import Branching, TurnTree, TurnVines, numbered
+from mmgrpo.policies.turn_trees import Branching, TurnTree, TurnVines, number_tokens
 from mmgrpo.policies.walks import Completion, Walked
 from mmgrpo.randomness import derive
 from mmgrpo.types import OWN, Output, Prompt, Request, Text
@@ -55,16 +55,16 @@ class Conversation(Completion):
             )
         if self.branching:
             queries = [replace(query, count=self.branching.trees) for query in queries]
-        return self.tools.opened(queries, request.seed), drawing
+        return self.tools.open_prompts(queries, request.seed), drawing
 
     @property
     def branching(self) -> TurnTree | TurnVines | None:
         """The shape of the trees whose leaves the completions are."""
-        return next((one.shape for one in self.additions if isinstance(one, Branching)), None)
+        return next((addition.shape for addition in self.additions if isinstance(addition, Branching)), None)
 
     def draw(self, policy: TokenPasses, request: Request, queries: Sequence[Query], drawing: Drawing) -> Walked:
         """All turns of the completions."""
-        measures = self.measured(request)
+        measures = self.measures_of(request)
         sequences, drawn = policy.generate(queries, drawing, measures, engine=policy.engine)
         keyed = bool(request.records & {"state", "action"})
         tree = self.branching
@@ -72,18 +72,18 @@ class Conversation(Completion):
         drawn = turns.drawn
         fields = turns.fields(request.records)
         if self.tools.summaries:
-            walked = self._summed(policy, request, sequences, turns)
+            walked = self._walk_contexts(policy, request, sequences, turns)
             return replace(walked, outputs=_texts(sequences, turns), ended=turns.ended, fields=fields)
         prompt = sequences.prompt
         if tree:
             places = {id(query): place for place, query in enumerate(queries)}
-            prompt = torch.tensor([places[id(one.query)] for one in turns.episodes], device=policy.device)
+            prompt = torch.tensor([places[id(episode.query)] for episode in turns.episodes], device=policy.device)
         sequences = replace(
             sequences, prompt=prompt, ids=drawn.ids, real=drawn.real, observed=turns.observed, shown=turns.shown
         )
-        walked = self.walked(policy, request, queries, sequences, drawn)
+        walked = self.record_tokens(policy, request, queries, sequences, drawn)
         if tree:
-            node, owner = (one.to(policy.device) for one in numbered(turns.episodes, drawn.ids.shape[1]))
+            node, owner = (table.to(policy.device) for table in number_tokens(turns.episodes, drawn.ids.shape[1]))
             key = torch.tensor(turns.trees, device=policy.device)
             walked = replace(walked, node=node, owner=owner, keys={"tree": key})
             if isinstance(tree, TurnVines):
@@ -92,10 +92,10 @@ class Conversation(Completion):
             fields["answer_gain"] = self._gains(policy, sequences, queries, turns)
         return replace(walked, outputs=_texts(sequences, turns), ended=turns.ended, fields=fields)
 
-    def _summed(self, policy: TokenPasses, request: Request, first: Sequences, turns: Conversations) -> Walked:
+    def _walk_contexts(self, policy: TokenPasses, request: Request, first: Sequences, turns: Conversations) -> Walked:
         """Completions of several contexts, each a sequence behind its own prompt."""
         spans, drawn, device = turns.spans, turns.drawn, policy.device
-        queries = [one.query for one in turns.episodes]
+        queries = [episode.query for episode in turns.episodes]
         # Spans that begin alike share one prompt, which is encoded once.
         opened: dict[tuple[int, str], Prompt] = {}
         for span in spans:
@@ -124,16 +124,18 @@ class Conversation(Completion):
             [span.shown for span in spans] if turns.shown else (),
         )
         chains = Chains(sequences, row, first.prompts)
-        log_probs, entropy, divergence = map(chains.untabled, (drawn.log_probs, drawn.entropy, drawn.divergence))
-        certainty = None if drawn.certainty is None else chains.untabled(drawn.certainty)
+        log_probs, entropy, divergence = map(chains.per_sequence, (drawn.log_probs, drawn.entropy, drawn.divergence))
+        certainty = None if drawn.certainty is None else chains.per_sequence(drawn.certainty)
         of_spans = Generated(sequences.ids, real, log_probs, entropy, divergence, certainty)
-        walked = self.walked(policy, request, [Query(one, 0, 1) for one in opened.values()], sequences, of_spans)
+        walked = self.record_tokens(
+            policy, request, [Query(prompt, 0, 1) for prompt in opened.values()], sequences, of_spans
+        )
         numbers = {name: chains.table(value) for name, value in walked.numbers.items()}
         return Walked(chains, numbers, walked.origin.new_full((len(queries),), OWN))
 
     def sample(self, policy: TokenPasses, queries: list[Query], drawing: Drawing) -> list[Output]:
         """As ``draw``, for an evaluation."""
-        queries = self.tools.opened(queries, drawing.seed)
+        queries = self.tools.open_prompts(queries, drawing.seed)
         sequences, drawn = policy.generate(queries, drawing)
         return [*_texts(sequences, self._turns(policy, sequences, drawn, queries, drawing))]
 
@@ -165,8 +167,8 @@ class Conversation(Completion):
         opened = self.tools.prefilled.rpartition("</think>")[2]
         opening = "</think>\n<answer>" if "<think>" in opened else "<answer>"
         prompts = [queries[index].prompt for index in sequences.prompts.tolist()]
-        begun = [one.begun for one in turns.episodes]
-        return answer_gains(sequences, prompts, begun, opening, policy.model, policy.log_probs)
+        starts = [episode.begun for episode in turns.episodes]
+        return answer_gains(sequences, prompts, starts, opening, policy.model, policy.log_probs)
 
 
 def _texts(sequences: Sequences, turns: Conversations) -> list[Text]:
@@ -174,16 +176,16 @@ def _texts(sequences: Sequences, turns: Conversations) -> list[Text]:
     seen, prefilled = sequences.context.seen, sequences.context.prefilled
     return [
         Text(
-            one.text,
-            one.written,
-            one.end in CUT,
+            episode.text,
+            episode.written,
+            episode.end in CUT,
             seen[row] if seen else (),
             str(prefilled[row]) if prefilled else "",
-            tuple(one.last),
-            tuple(one.turns),
-            tuple(one.calls),
-            one.reward,
-            one.fault,
+            tuple(episode.last),
+            tuple(episode.turns),
+            tuple(episode.calls),
+            episode.reward,
+            episode.fault,
         )
-        for row, one in zip(sequences.prompts.tolist(), turns.episodes, strict=True)
+        for row, episode in zip(sequences.prompts.tolist(), turns.episodes, strict=True)
     ]

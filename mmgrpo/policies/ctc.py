@@ -105,7 +105,7 @@ def prefix_beam_search(frames: Float[Tensor, "frames labels"], width: int, blank
                     before = in_blank
                 sums[extended][1] = _log_add(sums[extended][1], before + scores[label])
         ranked = ((_log_add(*pair), prefix) for prefix, pair in sums.items())
-        chosen = heapq.nlargest(width, (one for one in ranked if one[0] > -math.inf))
+        chosen = heapq.nlargest(width, (pair for pair in ranked if pair[0] > -math.inf))
         beams = {prefix: (sums[prefix][0], sums[prefix][1]) for _, prefix in chosen}
     return list(beams)
 

@@ -31,7 +31,7 @@ from mmgrpo.advantages.select import most_varied
 from mmgrpo.config.conflicts import PROCESS, STREAMS, refuse_values
 from mmgrpo.config.registry import networks_of
 from mmgrpo.config.settings import DECLARED
-from mmgrpo.diffusion.completions import OUTPUT, Stage, completed, completion_evaluations, points_to_end
+from mmgrpo.diffusion.completions import OUTPUT, Stage, completion_evaluations, completion_stages, points_to_end
 from mmgrpo.diffusion.kernels import (
     History,
     Kernel,
@@ -51,7 +51,7 @@ from mmgrpo.diffusion.plan import Plan
 from mmgrpo.diffusion.planners import planner, step_entropy
 from mmgrpo.diffusion.schedules import Grid, Sizes, refuse_noise
 from mmgrpo.files import share
-from mmgrpo.policies.trajectories import Trajectories, TrajectoryDrawer, scored_again
+from mmgrpo.policies.trajectories import Trajectories, TrajectoryDrawer, rescore
 from mmgrpo.randomness import stream
 from mmgrpo.runtime.devices import put
 from mmgrpo.runtime.distributed import join_decisions
@@ -82,7 +82,7 @@ def apart(final: Float[Tensor, "rows *latent"], prompt: Int[Tensor, " rows"]) ->
     return final - (total / count.view(-1, *[1] * (final.dim() - 1)))[place]
 
 
-def normalized(away: Float[Tensor, "N *latent"]) -> Float[Tensor, "N *latent"]:
+def normalize(away: Float[Tensor, "N *latent"]) -> Float[Tensor, "N *latent"]:
     """Over its mean square, which 1e-6 keeps from zero."""
     return away / (over_latent(away.square()) + 1e-6).view(-1, *[1] * (away.dim() - 1))
 
@@ -152,13 +152,13 @@ class Walks:
             rows, device = rows + walk.first_row, walk.source.device
             for chosen in (state // limit).argsort(stable=True).split((state // limit).bincount().tolist()):
                 first = int(state[chosen[0]]) // limit * limit
-                own, place = states[first : first + limit], state[chosen] - first
-                entry = torch.empty_like(own).scatter_(0, place, torch.arange(len(chosen)))
+                part_states, place = states[first : first + limit], state[chosen] - first
+                entry = torch.empty_like(part_states).scatter_(0, place, torch.arange(len(chosen)))
                 yield Entries(
                     walk=number,
                     rows=put(rows[chosen], device),
                     positions=put(positions[chosen], device),
-                    states=put(own, device),
+                    states=put(part_states, device),
                     state=put(place, device),
                     entry=put(entry, device),
                     entry_rows=rows[chosen][entry].tolist(),
@@ -249,7 +249,7 @@ class DenoisingPolicy:
         """The plans that a generator draws for a round."""
         return self.planner(self.grid.steps, group_size, round, generator)
 
-    def planned(self, request: Request) -> tuple[list[tuple[int, Plan, list[int]]], int]:
+    def draw_plans(self, request: Request) -> tuple[list[tuple[int, Plan, list[int]]], int]:
         """The plans of a request, each with its number among a prompt's own and the places of its prompts, and how many
         plans a prompt has.
 
@@ -276,25 +276,25 @@ class DenoisingPolicy:
         Raises ValueError for a kernel whose noise exceeds what the noise levels allow, before anything is sampled, and
         ``TooLarge`` for states that do.
         """
-        planned, count = self.planned(request)
+        planned, count = self.draw_plans(request)
         for _, plan, _ in planned:
             self._refuse_plan(plan)
             grid = plan.grid(self.grid)
             refuse_noise(self.kernel_text, noise_table(self.kernel, grid, self.outputs), plan.stochastic, grid)
         conditioning = self.model.encode(request.prompts)
-        given = self.engine.draw(request) if self.engine else [None] * len(planned)
+        trajectories = self.engine.draw(request) if self.engine else [None] * len(planned)
         walks: list[Walk] = []
         previews: dict[str, list[Output]] = {}
         decisions: list[Decisions] = []
         prompt, evaluations = list[Tensor](), 0
-        for index, ((number, plan, places), ready) in enumerate(zip(planned, given, strict=True)):
+        for index, ((number, plan, places), ready) in enumerate(zip(planned, trajectories, strict=True)):
             part, encoded, at = self._part(request, conditioning, places)
             # Rows count on over the walks of all plans, and so do nodes: equal ones are one shared decision.
             first_row = sum(len(walk.final) for walk in walks)
             if ready is None:
-                walk, log_probs, drawn, end, alive = self._walked(part, plan, number, first_row, encoded)
+                walk, log_probs, drawn, end, alive = self._walk_to_end(part, plan, number, first_row, encoded)
             else:
-                walk, log_probs, drawn, end, alive = self._retraced(part, plan, first_row, encoded, ready)
+                walk, log_probs, drawn, end, alive = self._retrace(part, plan, first_row, encoded, ready)
             prompt.append(at[walk.prompt])
             evaluations += len(places) * self._evaluations(plan)
             rows = encoded.take(walk.prompt)
@@ -302,8 +302,10 @@ class DenoisingPolicy:
                 coarse = self.drawing.denoise(self.network, end, rows, walk.grid.pick(plan.points(interval)))
                 previews.setdefault(f"interval{interval}", []).extend(self.model.decode(coarse, rows))
             walks.append(walk)
-            made = self._decisions(part, plan, number, count, walk, log_probs, drawn, alive)
-            decisions.append(replace(made, node=made.node + torch.where(made.decision_mask, index * NODES_PER_WALK, 0)))
+            of_walk = self._decisions(part, plan, number, count, walk, log_probs, drawn, alive)
+            decisions.append(
+                replace(of_walk, node=of_walk.node + torch.where(of_walk.decision_mask, index * NODES_PER_WALK, 0))
+            )
         order = torch.cat(prompt)
         latents = refuse_nonfinite(torch.cat([walk.final for walk in walks]), "the sampled latents")
         return Rollout(
@@ -326,12 +328,12 @@ class DenoisingPolicy:
     @torch.no_grad()
     def trajectories(self, request: Request, version: int) -> list[Trajectories]:
         """The trajectories of a request, one of each plan; of no use are plans that prune or have previews."""
-        conditioning, made = self.model.encode(request.prompts), []
-        for number, plan, places in self.planned(request)[0]:
+        conditioning, drawn = self.model.encode(request.prompts), []
+        for number, plan, places in self.draw_plans(request)[0]:
             part, encoded, _ = self._part(request, conditioning, places)
-            walk, log_probs, _, _, _ = self._walked(part, plan, number, 0, encoded)
-            made.append(Trajectories(walk.states, walk.source, walk.target, log_probs, walk.final, version))
-        return made
+            walk, log_probs, _, _, _ = self._walk_to_end(part, plan, number, 0, encoded)
+            drawn.append(Trajectories(walk.states, walk.source, walk.target, log_probs, walk.final, version))
+        return drawn
 
     def draw_with(self, engine: TrajectoryDrawer) -> None:
         """Let an engine draw the trajectories of rollouts; evaluations stay the network's own. Old log-probs are those
@@ -344,10 +346,10 @@ class DenoisingPolicy:
         at = torch.tensor(places)
         if len(places) == len(request.prompts):
             return request, conditioning, at
-        own = {"prompts": [request.prompts[i] for i in places], "slots": [request.slots[i] for i in places]}
-        return replace(request, **own), conditioning.take(at), at
+        of_prompts = {"prompts": [request.prompts[i] for i in places], "slots": [request.slots[i] for i in places]}
+        return replace(request, **of_prompts), conditioning.take(at), at
 
-    def _walked(
+    def _walk_to_end(
         self, request: Request, plan: Plan, number: int, first_row: int, conditioning: Any
     ) -> tuple[Walk, Float[Tensor, "rows T"], Float[Tensor, "rows T"], Float[Tensor, "rows *latent"], Int[Tensor, "_"]]:
         """``_walk`` to the end of the grid; without the history."""
@@ -359,17 +361,17 @@ class DenoisingPolicy:
             final = self.drawing.denoise(self.network, end, rows, walk.grid, plan.end)
         return replace(walk, final=final), log_probs, drawn, end, alive
 
-    def _retraced(
+    def _retrace(
         self, request: Request, plan: Plan, first_row: int, conditioning: Any, drawn: Trajectories
     ) -> tuple[Walk, Float[Tensor, "rows T"], Float[Tensor, "rows T"], Float[Tensor, "rows *latent"], Int[Tensor, "_"]]:
-        """As ``_walked``, of what the engine drew."""
+        """As ``_walk_to_end``, of what the engine drew."""
         assert self.engine is not None
         groups, grid = len(request.prompts), plan.grid(self.grid)
         self.engine.refuse(drawn, self.model.latent_shape(), groups * plan.rows, plan.steps)
         tensors = {name: value.to(self.device) for name, value in vars(drawn).items() if name != "version"}
         drawn = replace(drawn, **tensors)
         prompt = torch.arange(groups).repeat_interleave(plan.rows)
-        means, log_probs = scored_again(
+        means, log_probs = rescore(
             drawn,
             plan.stochastic,
             lambda x, step, row: self.solver.predict(self.network, x, step, conditioning.take(prompt[row.cpu()]), grid),
@@ -387,41 +389,42 @@ class DenoisingPolicy:
         drawn = plan.evaluations
         if self.completion_steps:
             drawn += completion_evaluations(plan, self.completion_steps)
-        own = plan.stochastic_evaluations if self.drawing is not self.solver else 0
-        return drawn * self.drawing.model.evaluations_per_row + own * self.model.evaluations_per_row
+        scored = plan.stochastic_evaluations if self.drawing is not self.solver else 0
+        return drawn * self.drawing.model.evaluations_per_row + scored * self.model.evaluations_per_row
 
     def _completions(self, plans: Sequence[Plan], walks: Sequence[Walk]) -> Completions:
         """The completions of the walks' states; every distinct state is completed once, by the model that draws."""
         numbered = [
-            (plan, walk, *completed(plan, self.completion_steps)) for plan, walk in zip(plans, walks, strict=True)
+            (plan, walk, *completion_stages(plan, self.completion_steps))
+            for plan, walk in zip(plans, walks, strict=True)
         ]
         total = sum(len(walk.source) for walk in walks)
         rows, before, after = [], *(torch.full((total, max(plan.steps for plan in plans)), -1) for _ in range(2))
         first = 0
         for plan, walk, stages, around in numbered:
-            own = walk.first_row + torch.arange(len(walk.source))
+            row_numbers = walk.first_row + torch.arange(len(walk.source))
             columns = []
             for stage in stages:
                 stride = plan.rows // stage.width  # rows that share a state are adjacent
-                rows.append(own[::stride])
-                columns.append(first + torch.arange(len(own)) // stride)
+                rows.append(row_numbers[::stride])
+                columns.append(first + torch.arange(len(row_numbers)) // stride)
                 first += len(rows[-1])
             for step, (earlier, later) in around.items():
-                before[own, step] = columns[earlier]
-                after[own, step] = columns[later] if later != OUTPUT else -2 - own
+                before[row_numbers, step] = columns[earlier]
+                after[row_numbers, step] = columns[later] if later != OUTPUT else -2 - row_numbers
         after = torch.where(after < -1, first - 2 - after, after)  # outputs are numbered behind all completions
 
         def parts() -> Iterator[Sequence[Output]]:
             for plan, walk, stages, _ in numbered:
                 for stage in stages:
-                    yield self._completed(plan, walk, stage)
+                    yield self._complete(plan, walk, stage)
 
         numbers = (torch.cat(rows) if rows else torch.zeros(0, dtype=torch.long), before, after)
-        passing, before, after = (one.to(self.device) for one in numbers)
+        passing, before, after = (numbers.to(self.device) for numbers in numbers)
         return Completions(parts, passing, before, after)
 
     @torch.no_grad()
-    def _completed(self, plan: Plan, walk: Walk, stage: Stage) -> Sequence[Output]:
+    def _complete(self, plan: Plan, walk: Walk, stage: Stage) -> Sequence[Output]:
         chosen = slice(None, None, plan.rows // stage.width)
         states = walk.states[(walk.target if stage.after else walk.source)[chosen, stage.step]]
         rows = walk.conditioning.take(walk.prompt[chosen])
@@ -479,9 +482,9 @@ class DenoisingPolicy:
             output = self.drawing.predict(self.network, x, step, conditioning.take(prompt), grid)
             if t in prune:
                 rows_now = conditioning.take(prompt)
-                chosen = self._kept(request, x, output, step, grid, prompt, rows_now, prune[t])
-                prompt, going, kept = prompt[chosen], going[chosen], put(chosen, self.device)
-                x, output, step, index, alive = (one[kept] for one in (x, output, step, index, alive))
+                chosen = self._survivors(request, x, output, step, grid, prompt, rows_now, prune[t])
+                prompt, going, on_device = prompt[chosen], going[chosen], put(chosen, self.device)
+                x, output, step, index, alive = (values[on_device] for values in (x, output, step, index, alive))
             if not plan.stochastic[t]:
                 x, after_ode = self.solver.step(x, self.solver.mean(output), step, grid), True
                 sizes.see(x, "the deterministic solver", t)
@@ -494,24 +497,24 @@ class DenoisingPolicy:
             drawn = self._transition(x, output, step, grid, children)
             transition = drawn
             if self.drawing is not self.solver:
-                own = self.solver.predict(self.network, x, step, conditioning.take(prompt), grid)
-                transition = self._transition(x, own, step, grid, children)
+                trained = self.solver.predict(self.network, x, step, conditioning.take(prompt), grid)
+                transition = self._transition(x, trained, step, grid, children)
             if t == plan.end - 1 and plan.tail == "dpmpp_2m":
                 # The tail's first step needs the clean estimate of this one, whose network output ends here.
                 history = estimate_of(x[children], self.solver.mean(output)[children], step[children], grid)
-            predicted += [one.std.min() for one in (drawn, transition) if self.outputs == 2]
+            predicted += [side.std.min() for side in (drawn, transition) if self.outputs == 2]
             noise = self._noise(streams, plan, forwards, edges)
             before, x = x, drawn.sample(noise[alive] if prune else noise)
             if self.reward_drift and t >= self.reward_drift.first:
                 prompts = [request.prompts[i] for i in prompt.tolist()]
-                given = before, self.solver.mean(output), step, grid, conditioning.take(prompt), prompts
-                x = x + drawn.std.square() * self.reward_drift(self.model, *given, request.gradient)[children]
+                arguments = before, self.solver.mean(output), step, grid, conditioning.take(prompt), prompts
+                x = x + drawn.std.square() * self.reward_drift(self.model, *arguments, request.gradient)[children]
             sizes.see(x, f"sampling.kernel {self.kernel_text}", t)
             # The mean is stored too, since ``shift`` measures how far it has moved since the rollout.
             index = store(x, transition.mean)
             target[alive, t] = per_leaf(index)
-            log_probs[alive, :, t] = own = per_leaf(self._log_probs(transition, x))
-            drawn_log_probs[alive, :, t] = own if drawn is transition else per_leaf(self._log_probs(drawn, x))
+            log_probs[alive, :, t] = of_leaves = per_leaf(self._log_probs(transition, x))
+            drawn_log_probs[alive, :, t] = of_leaves if drawn is transition else per_leaf(self._log_probs(drawn, x))
         if predicted:
             least = torch.stack(predicted)
             Transition(least, least).refuse_zero_std("log_prob")
@@ -535,7 +538,7 @@ class DenoisingPolicy:
         """The log-prob of each stream."""
         return torch.stack([transition.part(view).log_prob(x[:, view]) for view in self.views], 1)
 
-    def _kept(
+    def _survivors(
         self,
         request: Request,
         x: Tensor,
@@ -566,8 +569,8 @@ class DenoisingPolicy:
     def _slope(self, x: Tensor, output: Tensor, step: Tensor, grid: Grid, children: Tensor) -> Tensor:
         """d mean / d output of the children's transitions, in which every kernel is linear."""
         zero = torch.zeros_like(output)
-        one, none = (self._transition(x, given, step, grid, children).mean for given in (zero + 1, zero))
-        return one - none
+        unit, none = (self._transition(x, outputs, step, grid, children).mean for outputs in (zero + 1, zero))
+        return unit - none
 
     def _decisions(
         self,
@@ -623,9 +626,12 @@ class DenoisingPolicy:
         prompt = walk.prompt[torch.tensor(part.entry_rows) - walk.first_row]
         step, conditioning = places[part.entry], walk.conditioning.take(prompt)
 
-        def own(measure: Callable[..., Float[Tensor, " N"]], *given: Tensor | Transition) -> Float[Tensor, " N"]:
+        def of_stream(measure: Callable[..., Float[Tensor, " N"]], *given: Tensor | Transition) -> Float[Tensor, " N"]:
             """What is measured of each decision's own stream in what is given."""
-            parts = [[one.part(v) if isinstance(one, Transition) else one[:, v] for one in given] for v in self.views]
+            parts = [
+                [tensor.part(v) if isinstance(tensor, Transition) else tensor[:, v] for tensor in given]
+                for v in self.views
+            ]
             values = [measure(*part) for part in parts]
             return values[0] if len(values) == 1 else torch.stack(values, 1).gather(1, streams[:, None])[:, 0]
 
@@ -633,14 +639,14 @@ class DenoisingPolicy:
 
         output = self.solver.predict(self.network, x, step, conditioning, walk.grid)
         now = self._transition(x, output, step, walk.grid, inverse)
-        scores: Scores = {"log_probs": own(Transition.log_prob, now, next_state)}
+        scores: Scores = {"log_probs": of_stream(Transition.log_prob, now, next_state)}
         if "shift" in names:
-            scores["shift"] = own(mean_square, now.mean - walk.means[target])
+            scores["shift"] = of_stream(mean_square, now.mean - walk.means[target])
         if "displacement" in names or "drift" in names:
             moved = (now.mean - walk.means[target]) / self._slope(x, output, step, walk.grid, inverse)
             away = apart(walk.final, walk.prompt)[rows]
-            scores["displacement"] = own(lambda one, other: over_latent(one * normalized(other)), moved, away)
-            scores["drift"] = own(mean_square, moved)
+            scores["displacement"] = of_stream(lambda move, other: over_latent(move * normalize(other)), moved, away)
+            scores["drift"] = of_stream(mean_square, moved)
         if "std" in names:
             scores["std"] = walk.std[places]
         if "level" in names:
@@ -653,7 +659,7 @@ class DenoisingPolicy:
             scores["progress"] = torch.where(last > 0, before / last.clamp(min=1), 1.0)
         if "dt" in names:
             scores["dt"] = walk.grid.dt(places)
-        norm = own(lambda one: norm_of(one)[inverse], self.solver.mean(output))
+        norm = of_stream(lambda v: norm_of(v)[inverse], self.solver.mean(output))
         scores["velocity_norm"] = norm if "velocity_norm" in names else norm.detach()  # for the metric velocity/norm
         for other in networks_of(names):
             tasks = [rollout.prompts[row].task for row in part.entry_rows]
@@ -665,13 +671,13 @@ class DenoisingPolicy:
                 ),
             )
             transition = self._transition(x, original, step, walk.grid, inverse)
-            scores[f"{other}.log_probs"] = own(Transition.log_prob, transition, next_state)
-            scores[f"{other}.shift"] = own(mean_square, now.mean - transition.mean)
-            scores[f"{other}.velocity_gap"] = own(lambda one: mean_square(one)[inverse], output - original)
+            scores[f"{other}.log_probs"] = of_stream(Transition.log_prob, transition, next_state)
+            scores[f"{other}.shift"] = of_stream(mean_square, now.mean - transition.mean)
+            scores[f"{other}.velocity_gap"] = of_stream(lambda v: mean_square(v)[inverse], output - original)
             if f"{other}.velocity_norm" in names or other == REFERENCE_NETWORK:  # for the metric velocity/norm_ratio
-                scores[f"{other}.velocity_norm"] = own(lambda one: norm_of(one)[inverse], self.solver.mean(original))
+                scores[f"{other}.velocity_norm"] = of_stream(lambda v: norm_of(v)[inverse], self.solver.mean(original))
             if f"{other}.kl" in names:
-                scores[f"{other}.kl"] = own(Transition.kl, now, transition)
+                scores[f"{other}.kl"] = of_stream(Transition.kl, now, transition)
         return scores
 
     @property
@@ -688,12 +694,12 @@ class DenoisingPolicy:
         decisions, records = rollout.decisions, []
         trained = torch.isin(decisions.node, decisions.node[decisions.loss_mask]) & decisions.decision_mask
         for row in rows:
-            walk = next(one for one in walks.walks if one.first_row <= row < one.first_row + len(one.source))
-            own, steps = row - walk.first_row, walk.grid.steps
+            walk = next(walk for walk in walks.walks if walk.first_row <= row < walk.first_row + len(walk.source))
+            place, steps = row - walk.first_row, walk.grid.steps
             mask = decisions.decision_mask[row, :steps]
-            ends = torch.stack([walk.source[own], walk.target[own]])
-            kept, index = torch.unique(ends[:, mask], return_inverse=True)
-            numbers = {"states": walk.states[kept], "means": walk.means[kept], "final": walk.final[own]}
+            ends = torch.stack([walk.source[place], walk.target[place]])
+            distinct, index = torch.unique(ends[:, mask], return_inverse=True)
+            numbers = {"states": walk.states[distinct], "means": walk.means[distinct], "final": walk.final[place]}
             numbers |= {"ends": torch.zeros_like(ends).masked_scatter(mask.expand(2, -1), index)}
             numbers |= {"levels": walk.grid.levels, "times": walk.grid.times, "decision_mask": mask}
             everywhere = slice(steps * len(self.views))
@@ -730,35 +736,35 @@ class DenoisingPolicy:
         for run in runs:
             some = [{name: value.to(device) for name, value in whole[row].items()} for row in run]
             grid = replace(self.grid, levels=some[0]["levels"], times=some[0]["times"])
-            first = torch.tensor([0, *(len(one["states"]) for one in some)]).cumsum(0).tolist()
-            ends = torch.stack([one["ends"] + start for one, start in zip(some, first)])
+            first = torch.tensor([0, *(len(record["states"]) for record in some)]).cumsum(0).tolist()
+            ends = torch.stack([record["ends"] + start for record, start in zip(some, first)])
             walk = Walk(
                 grid=grid,
                 std=noise_table(self.kernel, grid, self.outputs),
                 level=level_table(self.kernel, grid, self.outputs),
                 first_row=run[0],
-                states=torch.cat([one["states"] for one in some]),
-                means=torch.cat([one["means"] for one in some]),
+                states=torch.cat([record["states"] for record in some]),
+                means=torch.cat([record["means"] for record in some]),
                 source=ends[:, 0],
                 target=ends[:, 1],
                 prompt=torch.tensor([places[row] for row in run]),
                 conditioning=encoded,
-                final=torch.stack([one["final"] for one in some]),
+                final=torch.stack([record["final"] for record in some]),
             )
-            mask = torch.stack([one["decision_mask"] for one in some]).repeat(1, len(self.views))
+            mask = torch.stack([record["decision_mask"] for record in some]).repeat(1, len(self.views))
             keys = torch.tensor([slots[row] for row in run], device=device)
             zeros = torch.zeros(mask.shape[1], device=device)
-            fields = {name for name in self.fields if all(name in one for one in some)}
-            made = Decisions(
-                log_probs=torch.stack([one.get("log_probs", zeros) for one in some]),
-                loss_mask=torch.stack([one["loss_mask"] for one in some]),
+            fields = {name for name in self.fields if all(name in record for record in some)}
+            of_walk = Decisions(
+                log_probs=torch.stack([record.get("log_probs", zeros) for record in some]),
+                loss_mask=torch.stack([record["loss_mask"] for record in some]),
                 decision_mask=mask,
                 node=torch.where(mask, self._nodes(walk) + len(walks) * NODES_PER_WALK, 0),
                 origin=torch.full((len(run),), origin, device=device),
                 keys={"prompt": keys, "tree": keys},
-                fields={name: torch.stack([one[name] for one in some]) for name in fields},
+                fields={name: torch.stack([record[name] for record in some]) for name in fields},
             )
-            decisions.append(made)
+            decisions.append(of_walk)
             walks.append(walk)
         final, rows = torch.cat([walk.final for walk in walks]), encoded.take(torch.tensor(places))
         return Rollout(list(prompts), list(self.model.decode(final, rows)), join_decisions(decisions), Walks(walks))
@@ -814,9 +820,9 @@ class DenoisingPolicy:
         shape = self.model.latent_shape()
         noises = []
         for generator in streams:
-            own = torch.randn(edges, *shape, generator=generator)  # on the CPU, so devices do not matter
+            noise = torch.randn(edges, *shape, generator=generator)  # on the CPU, so devices do not matter
             if edges > forwards:
                 shared = torch.randn(forwards, *shape, generator=generator)
-                own = sibling_noise(shared.repeat_interleave(edges // forwards, 0), own, plan.sibling_scale)
-            noises.append(own)
+                noise = sibling_noise(shared.repeat_interleave(edges // forwards, 0), noise, plan.sibling_scale)
+            noises.append(noise)
         return put(torch.cat(noises), self.device)

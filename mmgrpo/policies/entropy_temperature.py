@@ -24,7 +24,7 @@ SCALE = ("entropy_pivot", "entropy_up", "entropy_down")
 """The scale of h in a request (``Request.sampling``): log H at which it is 0, and how far above and below it is 1."""
 
 
-def tempered(
+def temper_by_entropy(
     distribution: Float[Tensor, "N vocabulary"], tau: float, pivot: float, up: float, down: float
 ) -> Float[Tensor, "N vocabulary"]:
     """Log-probs of the distribution at 1 + tau h times its temperature, h = (log H - pivot) / (up or down), in [-1, 1].
@@ -46,8 +46,10 @@ class EntropyTemperature(Addition):
     def temper(self, request: Request) -> Callable[[Tensor], Tensor]:
         """The change of the next token's log-probs in a round; none before its scale is known."""
         scale = [request.sampling.get(name) for name in SCALE]
-        known = [one for one in scale if one is not None]
-        return partial(tempered, tau=self.value, **dict(zip(("pivot", "up", "down"), known))) if known else _same
+        known = [number for number in scale if number is not None]
+        return (
+            partial(temper_by_entropy, tau=self.value, **dict(zip(("pivot", "up", "down"), known))) if known else _same
+        )
 
 
 def _same(distribution: Tensor) -> Tensor:

@@ -127,11 +127,11 @@ def sampling_metrics(decisions: Decisions, rewards: Values) -> dict[str, float]:
 def rank_agreement(cheap: Values, exact: Values, key: Key, rows: Rows) -> float:
     """Spearman's correlation of cheap and exact rewards within groups, their mean; NaN where no group has spread in
     both. Ties are ordered by row."""
-    found = []
+    correlations = []
     rows = rows & ~cheap.isnan() & ~exact.isnan()
     for name in torch.unique(key[rows]):
-        a, b = (one[rows & (key == name)].double() for one in (cheap, exact))
+        a, b = (values[rows & (key == name)].double() for values in (cheap, exact))
         if bool((a != a[0]).any()) and bool((b != b[0]).any()):
-            ranks = [one.argsort(stable=True).argsort().double() for one in (a, b)]
-            found.append(float(torch.corrcoef(torch.stack(ranks))[0, 1]))
-    return sum(found) / len(found) if found else float("nan")
+            ranks = [values.argsort(stable=True).argsort().double() for values in (a, b)]
+            correlations.append(float(torch.corrcoef(torch.stack(ranks))[0, 1]))
+    return sum(correlations) / len(correlations) if correlations else float("nan")

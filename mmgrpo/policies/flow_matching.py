@@ -35,7 +35,7 @@ from mmgrpo.config.ranges import ANY_NUMBER, POSITIVE_FRACTION
 from mmgrpo.config.registry import bind, block, networks_of, table_of
 from mmgrpo.config.settings import DECLARED
 from mmgrpo.diffusion.kernels import no_history, over_latent
-from mmgrpo.diffusion.noising import clean_scale, noised, target
+from mmgrpo.diffusion.noising import add_noise, clean_scale, target
 from mmgrpo.diffusion.ode import DenoisingModel, GivenOutputs, Solver, given_records
 from mmgrpo.files import share
 from mmgrpo.objectives.matching import SMALLEST, self_normalized
@@ -46,7 +46,7 @@ from mmgrpo.policies.boundaries import (
     clean_estimate,
     draw_steps,
     over,
-    renoised,
+    renoise,
     sample_states,
 )
 from mmgrpo.policies.exploring import Exploration, explore
@@ -142,7 +142,7 @@ class Draws:
 def draws_of(loss_mask: Bool[Tensor, "B T"], limit: int, device: torch.device) -> Iterator[Draws]:
     """The entries of a mask, at most ``limit`` at a time."""
     chosen = loss_mask.cpu().nonzero(as_tuple=True)
-    for rows, positions in zip(*(one.split(limit) for one in chosen), strict=True):
+    for rows, positions in zip(*(index.split(limit) for index in chosen), strict=True):
         if len(rows):
             yield Draws(put(rows, device), put(positions, device), rows)
 
@@ -292,12 +292,12 @@ class FlowMatchingPolicy:
             )
             steps = len(request.prompts) * size * self.explore_grid.steps + len(clean) * self.grid.steps
             size = keep
-        made = self._matched(request, [size] * len(request.prompts), outputs, clean, conditioning, OWN, states)
+        rollout = self._match(request, [size] * len(request.prompts), outputs, clean, conditioning, OWN, states)
         sampling = steps * self.drawing.model.evaluations_per_row
         if self.engine is not None:
             explored["age"] = torch.full((len(clean),), float(self.engine.age(request)), device=self.device)
-        decisions = replace(made.decisions, fields={**made.decisions.fields, **explored})
-        return replace(made, decisions=decisions, evaluations=sampling + made.evaluations)
+        decisions = replace(rollout.decisions, fields={**rollout.decisions.fields, **explored})
+        return replace(rollout, decisions=decisions, evaluations=sampling + rollout.evaluations)
 
     def _samples(self, request: Request) -> tuple[Sequence[Output], Float[Tensor, "rows *latent"], Any]:
         """Outputs, latents and the conditioning of each row, by the engine where there is one."""
@@ -364,7 +364,7 @@ class FlowMatchingPolicy:
         return self.model.kind if isinstance(self.model, GivenOutputs) else ""
 
     @torch.no_grad()
-    def given(self, request: Request) -> Rollout:
+    def rollout_of_answers(self, request: Request) -> Rollout:
         """The media of the prompts' answers as samples, and the draws of each group."""
         if not isinstance(self.model, GivenOutputs):
             raise ValueError("data.offline: this family does not encode given images or videos; choose another family")
@@ -372,13 +372,13 @@ class FlowMatchingPolicy:
         latents, outputs = self.model.latents([medium for medium in media if medium is not None])
         counts = [len(prompt.answers) for prompt in request.prompts]
         conditioning = self.model.encode(request.prompts).take(self._prompt(counts))
-        return self._matched(request, counts, outputs, latents.to(self.device).float(), conditioning, GIVEN)
+        return self._match(request, counts, outputs, latents.to(self.device).float(), conditioning, GIVEN)
 
     def _prompt(self, counts: Sequence[int]) -> Int[Tensor, " rows"]:
         """The prompt of each row, from the number of rows of each prompt, on the host."""
         return torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
 
-    def _matched(
+    def _match(
         self,
         request: Request,
         counts: Sequence[int],
@@ -443,7 +443,7 @@ class FlowMatchingPolicy:
             assert self.queries is not None and self.boundaries is not None
             least = self.boundaries.least_level
             pairs = [draw_steps(self.grid, self.queries, self.draws, least, s) for s in streams]
-            ends, step = (put(torch.stack(several), self.device) for several in zip(*pairs, strict=True))
+            ends, step = (put(torch.stack(tensors), self.device) for tensors in zip(*pairs, strict=True))
             trajectories = Trajectories(states, ends)
         noise = torch.stack([torch.randn(self.draws, *self.model.latent_shape(), generator=s) for s in streams])
         noise, step = put(noise, self.device), step if states is not None else put(step, self.device)
@@ -511,7 +511,7 @@ class FlowMatchingPolicy:
             scores["time"] = clean_scale(level, self.model.prediction)
         estimates = {name for name in names if name.endswith((".guided_clean", ".direction"))}
         if names & JUDGED:
-            scores |= self._judged(rollout, part, velocity - wanted)
+            scores |= self._region_scores(rollout, part, velocity - wanted)
         if self.queries is not None:
             scores |= self._estimates(matches, part, names, noisy, velocity)
         for other in networks_of(names - estimates):
@@ -534,9 +534,9 @@ class FlowMatchingPolicy:
         scores.setdefault("velocity_norm", velocity.detach().flatten(1).norm(dim=1))  # for the metric velocity/norm
         return scores
 
-    def _judged(self, rollout: Rollout, part: Draws, gap: Float[Tensor, "N *latent"]) -> Scores:
+    def _region_scores(self, rollout: Rollout, part: Draws, gap: Float[Tensor, "N *latent"]) -> Scores:
         """The scores of ``JUDGED``; ValueError for samples of the policy's own, and for latents without places."""
-        from mmgrpo.diffusion.regions import judged, region_weights
+        from mmgrpo.diffusion.regions import region_weights, regions_of
 
         matches: Matches = rollout.steps  # type: ignore[assignment]
         shape = tuple(matches.clean.shape[1:])
@@ -548,7 +548,7 @@ class FlowMatchingPolicy:
         key = rollout.decisions.keys["prompt"]
         best = (key[:, None] == key[None]).int().argmax(1)[part.rows]  # the answers of a prompt begin with the best
         moved = matches.clean[best] - matches.clean[part.rows]
-        maps = [region_weights(*judged(rollout.prompts[row]), *shape[1:]) for row in part.on_host.tolist()]
+        maps = [region_weights(*regions_of(rollout.prompts[row]), *shape[1:]) for row in part.on_host.tolist()]
         weights = put(torch.stack(maps), gap.device)[:, None]
         return {
             "regional": over_latent(weights * gap.square()),
@@ -579,8 +579,8 @@ class FlowMatchingPolicy:
             output = self.solver.predict(self.network, states[:, 0], step, conditioning, self.grid)
             scores["clean"] = states[:, 0] - over(self.grid.levels[step], output) * output
         if "estimate_error" in names:
-            made = clean_estimate(states, self.grid.levels[step], self.grid.levels[step + 1])
-            scores["estimate_error"] = over_latent((velocity - (noisy - made) / over(level, noisy)).square())
+            clean = clean_estimate(states, self.grid.levels[step], self.grid.levels[step + 1])
+            scores["estimate_error"] = over_latent((velocity - (noisy - clean) / over(level, noisy)).square())
         return scores
 
     def sample(self, request: Request) -> list[Output]:
@@ -615,14 +615,14 @@ class FlowMatchingPolicy:
         if self.queries is None or matches.trajectories is None:
             level = self.grid.levels[step]
             return (
-                noised(clean, noise, level, self.grid),
+                add_noise(clean, noise, level, self.grid),
                 target(clean, noise, level, self.model.prediction),
                 level,
                 step,
             )
         end = matches.trajectories.step[matches.group[part.rows], part.positions] + 1
         level, low = self.queries.levels[step], self.grid.levels[end]
-        return (*renoised(matches.trajectories.states[part.rows, end], noise, low, level), level, step)
+        return (*renoise(matches.trajectories.states[part.rows, end], noise, low, level), level, step)
 
     def _draws(self, matches: Matches, part: Draws) -> tuple[Tensor, Tensor, Tensor]:
         group = matches.group[part.rows]

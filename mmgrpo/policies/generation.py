@@ -171,7 +171,7 @@ class Reserved:
         self.prompts = prompt.tolist()
         self.row = torch.arange(size, device=prompt.device)
         """The number of the completion in each slot."""
-        self.own = torch.zeros_like(self.row)
+        self.length = torch.zeros_like(self.row)
         """How many tokens of it are drawn."""
         self.rows, self.lengths = [*range(size)], [0] * size
         self.waiting = [*range(size, len(prompt))]
@@ -180,7 +180,7 @@ class Reserved:
 
     def go_on(self, tokens: Int[Tensor, "slots"], going: Sequence[bool]) -> None:
         """One more token in each slot; those that are not ``going`` are finished."""
-        device, free = self.row.device, [slot for slot, one in enumerate(going) if not one]
+        device, free = self.row.device, [slot for slot, goes_on in enumerate(going) if not goes_on]
         filled = self._admit(free)
         if len(filled) < len(free):  # nobody waits: the last slots move to where others were
             left = len(going) - len(free) + len(filled)
@@ -193,14 +193,14 @@ class Reserved:
             self.rows, self.lengths = [self.rows[slot] for slot in order], [self.lengths[slot] for slot in order]
             places = {slot: place for place, slot in enumerate(order)}
             filled = {places[slot]: row for slot, row in filled.items()}
-            kept, *ends = (put(torch.tensor(one, dtype=torch.long), device) for one in (order, moved, holes))
-            self.row, self.own, tokens = self.row[kept], self.own[kept], tokens[kept]
+            kept, *ends = (put(torch.tensor(slots, dtype=torch.long), device) for slots in (order, moved, holes))
+            self.row, self.length, tokens = self.row[kept], self.length[kept], tokens[kept]
             self.slots.keep(order, *ends)
         self._advance(tokens)
         if filled:
             slots, rows = put(torch.tensor([[*filled], [*filled.values()]]), device)
             self.hidden = self.hidden.index_copy(0, slots, self.start.hidden[self.prompt[rows]].to(self.hidden.dtype))
-            self.row[slots], self.own[slots] = rows, 0
+            self.row[slots], self.length[slots] = rows, 0
             self.slots.fill([*filled], [self.prompts[row] for row in filled.values()])
             for slot, row in filled.items():
                 self.rows[slot], self.lengths[slot] = row, 0
@@ -208,17 +208,17 @@ class Reserved:
     def _admit(self, free: Sequence[int]) -> dict[int, int]:
         """Which waiting completion takes which free slot."""
         count = min(len(free), len(self.waiting))
-        taken, self.waiting = self.waiting[:count], self.waiting[count:]
-        return dict(zip(free, taken))
+        admitted, self.waiting = self.waiting[:count], self.waiting[count:]
+        return dict(zip(free, admitted))
 
     def _advance(self, tokens: Int[Tensor, "slots"]) -> None:
         start, prompt = self.start, self.prompt[self.row]
-        self.slots.write(self.lengths, self.own)
+        self.slots.write(self.lengths, self.length)
         columns = torch.arange(max(self.lengths) + 1, device=tokens.device)
-        real = torch.cat([start.real[prompt], columns <= self.own[:, None]], 1)[:, None]
-        positions = (start.position[prompt] + self.own)[:, None, None].expand(-1, start.axes, 1)
+        real = torch.cat([start.real[prompt], columns <= self.length[:, None]], 1)[:, None]
+        positions = (start.position[prompt] + self.length)[:, None, None].expand(-1, start.axes, 1)
         hidden, _ = start.model.hidden(start.network, tokens[:, None], real, positions, (), self.slots)
-        self.hidden, self.own = hidden[:, -1], self.own + 1
+        self.hidden, self.length = hidden[:, -1], self.length + 1
         self.lengths = [length + 1 for length in self.lengths]
 
 
@@ -228,7 +228,7 @@ class Growing:
 
     def __init__(self, start: DecodingState, prompt: Int[Tensor, "B"], rows: Int[Tensor, "n"]) -> None:
         self.state, self.row = start.select(prompt[rows]), rows
-        self.own = torch.zeros_like(rows)
+        self.length = torch.zeros_like(rows)
         self.alive = torch.ones_like(rows, dtype=torch.bool)
         self.waiting: list[int] = []
 
@@ -242,10 +242,10 @@ class Growing:
         alive = put(torch.tensor(going), tokens.device)
         if 2 * sum(going) <= len(going):
             rest = put(torch.tensor(going).nonzero()[:, 0], tokens.device)
-            self.state, self.row, self.own = self.state.select(rest), self.row[rest], self.own[rest]
+            self.state, self.row, self.length = self.state.select(rest), self.row[rest], self.length[rest]
             tokens, alive, self.alive = tokens[rest], alive[rest], self.alive[rest]
         self.state, self.alive = self.state.advance(tokens, self.alive), alive
-        self.own = self.own + 1
+        self.length = self.length + 1
 
 
 class Numbers:
@@ -259,15 +259,15 @@ class Numbers:
         self.streams, self.most, self.device = streams, most, device
         self.table = torch.empty(0, sum(number for _, number in streams), device=device)
 
-    def at(self, own: Int[Tensor, "n"], row: Int[Tensor, "n"], highest: int) -> Float[Tensor, "n"]:
-        """The numbers of completions ``row`` at their positions ``own``, of which none is beyond ``highest``."""
+    def at(self, position: Int[Tensor, "n"], row: Int[Tensor, "n"], highest: int) -> Float[Tensor, "n"]:
+        """The numbers of completions ``row`` at their ``position``, of which none is beyond ``highest``."""
         while len(self.table) <= highest:
             several = [
                 torch.cat([torch.rand(number, generator=stream) for stream, number in self.streams])
                 for _ in range(min(UPLOADED, self.most - len(self.table)))
             ]
             self.table = torch.cat([self.table, put(torch.stack(several), self.device)])
-        return self.table[own, row]
+        return self.table[position, row]
 
 
 def draw(
@@ -303,23 +303,23 @@ def draw(
     for batch in batches:
         highest = 0
         while True:
-            rows, own = batch.row, batch.own
+            rows, length = batch.row, batch.length
             alive = batch.alive if isinstance(batch, Growing) else torch.ones_like(rows, dtype=torch.bool)
-            distribution = next_token(batch.hidden, own == 0)
+            distribution = next_token(batch.hidden, length == 0)
             probabilities = distribution.exp()
-            uniform = numbers.at(own, rows, highest)
-            choice = distribution.argmax(-1) if greedy else _drawn(probabilities, uniform, top_p)
+            uniform = numbers.at(length, rows, highest)
+            choice = distribution.argmax(-1) if greedy else _inverse_transform(probabilities, uniform, top_p)
             token = torch.where(alive, choice, start.model.pad_id)
-            ids[rows, own], real[rows, own] = token, alive
-            log_probs[rows, own] = distribution.gather(1, choice[:, None])[:, 0] * alive
+            ids[rows, length], real[rows, length] = token, alive
+            log_probs[rows, length] = distribution.gather(1, choice[:, None])[:, 0] * alive
             spread = _entropy(distribution, probabilities)
-            entropy[rows, own] = spread * alive
+            entropy[rows, length] = spread * alive
             if certain:
-                certainty[rows, own] = certainty_of(distribution) * alive
+                certainty[rows, length] = certainty_of(distribution) * alive
             if diverge:
                 gaps = group_divergence(distribution[alive], group[rows[alive]], sizes)
-                divergence[rows, own] = gaps[group[rows]] * alive
-            going = alive & ~torch.isin(token, ends) & (own + 1 < max_tokens)
+                divergence[rows, length] = gaps[group[rows]] * alive
+            going = alive & ~torch.isin(token, ends) & (length + 1 < max_tokens)
             # The one copy of a token to the host. A row with NaN has no entropy.
             *still, bad = torch.cat([going, spread.isnan().any()[None]]).tolist()
             refuse(bad, "the probabilities of the next token")
@@ -344,10 +344,12 @@ def draw_tokens(
     ``distribution`` holds log-probs. With ``top_p`` below one only the most likely tokens that together reach it can
     be drawn (nucleus sampling, Holtzman et al. 2019).
     """
-    return _drawn(distribution.exp(), uniform, top_p)
+    return _inverse_transform(distribution.exp(), uniform, top_p)
 
 
-def _drawn(probabilities: Float[Tensor, "N vocabulary"], uniform: Float[Tensor, "N"], top_p: float) -> Tensor:
+def _inverse_transform(
+    probabilities: Float[Tensor, "N vocabulary"], uniform: Float[Tensor, "N"], top_p: float
+) -> Tensor:
     """As ``draw_tokens``: first the block of the vocabulary is found, then the token in it, so only sums of blocks
     are added up one after the other."""
     if top_p < 1:

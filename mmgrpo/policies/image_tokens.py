@@ -44,7 +44,7 @@ class ImageTokenModel(TokenModel, Protocol):
         ...
 
 
-def guided(
+def classifier_free_guidance(
     conditional: Float[Tensor, "N vocabulary"], unconditional: Float[Tensor, "N vocabulary"], scale: float
 ) -> Float[Tensor, "N vocabulary"]:
     """u + w (c - u), the logits of classifier-free guidance (Ho and Salimans, arXiv:2207.12598, in the form in which a
@@ -85,7 +85,7 @@ class ImageTokenPolicy(TokenPolicy):
         )
         self.drawing_model, self.decode_batch_size = model, decode_batch_size
         unknown = {f"{name} of samples" for name in UNMEASURED}
-        self.provides = frozenset(one for one in self.provides - unknown if "under a changed prompt" not in one)
+        self.provides = frozenset(name for name in self.provides - unknown if "under a changed prompt" not in name)
 
     @torch.no_grad()
     def rollout(self, request: Request) -> Rollout:
@@ -93,7 +93,7 @@ class ImageTokenPolicy(TokenPolicy):
         rollout = super().rollout(request)
         return replace(rollout, evaluations=rollout.evaluations * self.drawing_model.passes)
 
-    def ended(self, sequences: Sequences) -> Bool[Tensor, " B"]:
+    def has_end(self, sequences: Sequences) -> Bool[Tensor, " B"]:
         """All rows: every image has all of its codes."""
         return torch.ones(len(sequences.ids), dtype=torch.bool, device=self.device)
 

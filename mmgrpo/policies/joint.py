@@ -104,20 +104,20 @@ class JointReference:
 
     @property
     def bare(self) -> bool:
-        return all(one.bare for one in self.references)
+        return all(reference.bare for reference in self.references)
 
     @property
     def copies(self) -> list[nn.Module]:
-        return [network for one in self.references for network in one.copies]
+        return [network for reference in self.references for network in reference.copies]
 
     def keep(self) -> None:
-        for one in self.references:
-            one.keep()
+        for reference in self.references:
+            reference.keep()
 
     @contextmanager
     def __call__(self) -> Iterator[nn.Module]:
         with ExitStack() as stack:
-            yield nn.ModuleList(stack.enter_context(one()) for one in self.references)
+            yield nn.ModuleList(stack.enter_context(reference()) for reference in self.references)
 
     def read(self, folder: Path) -> Mapping[str, Tensor]:
         raise ValueError(f"algorithm.networks: {folder}: a policy of two parts takes no further networks")
@@ -163,13 +163,13 @@ class JointPolicy:
             self.networks = Networks(self)
         self.keys = frozenset({"prompt", TRACE, *(second.keys if second in inner else ())})
         names_of = [part_field(name) for name in self.trained]
-        self.fields = frozenset({*names_of, *(f for one in inner for f in one.fields)}) - STEP_FIELDS
+        self.fields = frozenset({*names_of, *(f for policy in inner for f in policy.fields)}) - STEP_FIELDS
         self.provides = frozenset.intersection(*map(_of_networks, inner))
         kinds = {policy.kind for policy in inner}
         self.kind = kinds.pop() if len(kinds) == 1 else "joint"
         self.parts = {
-            name: PartTraits(one.kind, _of_networks(one), one.fields - STEP_FIELDS, self.keys)
-            for name, one in self.policies.items()
+            name: PartTraits(policy.kind, _of_networks(policy), policy.fields - STEP_FIELDS, self.keys)
+            for name, policy in self.policies.items()
         }
         """What each trained part has, by its name."""
 
@@ -185,8 +185,8 @@ class JointPolicy:
             raise ValueError(
                 f"data.group_size: got {request.group_size}, expected a multiple of the {self.count} texts of a prompt"
             )
-        texts = self.first.rollout(self._asked(request, count))
-        draws = self.second.rollout(self._drawn(request, texts.outputs, count, each))
+        texts = self.first.rollout(self._first_request(request, count))
+        draws = self.second.rollout(self._second_request(request, texts.outputs, count, each))
         prompts = [prompt for prompt in request.prompts for _ in range(request.group_size)]
         steps = JointSteps(texts, draws, self.names, self.trained)
         if len(texts.outputs) * each != len(draws.outputs) or len(draws.outputs) != len(prompts):
@@ -195,7 +195,7 @@ class JointPolicy:
             )
         outputs = _with_words(draws.outputs, [text for text in texts.outputs for _ in range(each)])
         evaluations = texts.evaluations + draws.evaluations
-        return Rollout(prompts, outputs, self._joined(request, steps), steps, draws.previews, evaluations=evaluations)
+        return Rollout(prompts, outputs, self._join(request, steps), steps, draws.previews, evaluations=evaluations)
 
     def score(self, rollout: Rollout, part: JointPart, names: frozenset[str]) -> Scores:
         """By the policy that made the part's decisions."""
@@ -207,8 +207,8 @@ class JointPolicy:
     @torch.no_grad()
     def sample(self, request: Request) -> Sequence[Output]:
         """An output for each of ``group_size`` texts of the first, both as after training."""
-        texts = self.first.sample(self._asked(request, request.group_size))
-        return _with_words(self.second.sample(self._drawn(request, texts, request.group_size, 1)), texts)
+        texts = self.first.sample(self._first_request(request, request.group_size))
+        return _with_words(self.second.sample(self._second_request(request, texts, request.group_size, 1)), texts)
 
     def keep_reference(self) -> None:
         """Store the present networks of the trained parts as the reference of KL terms."""
@@ -223,11 +223,11 @@ class JointPolicy:
             policy.save(folder / name)
         share(folder)
 
-    def _asked(self, request: Request, group_size: int) -> Request:
+    def _first_request(self, request: Request, group_size: int) -> Request:
         """The request of the first policy."""
         return replace(request, prompts=[self.ask(prompt) for prompt in request.prompts], group_size=group_size)
 
-    def _drawn(self, request: Request, texts: Sequence[Output], count: int, group_size: int) -> Request:
+    def _second_request(self, request: Request, texts: Sequence[Output], count: int, group_size: int) -> Request:
         """The request of the second policy for ``count`` texts of each prompt."""
         places = [place for place in range(len(request.prompts)) for _ in range(count)]
         prompts = [self.rewrite(request.prompts[place], text) for place, text in zip(places, texts, strict=True)]
@@ -235,12 +235,12 @@ class JointPolicy:
         seed = derive(request.seed, self.names[1])
         return replace(request, prompts=prompts, slots=slots, group_size=group_size, seed=seed)
 
-    def _joined(self, request: Request, steps: JointSteps) -> Decisions:
+    def _join(self, request: Request, steps: JointSteps) -> Decisions:
         """The decisions of both as columns of one row."""
         first, second = self.names
         rows = torch.arange(steps.draws.decisions.rows, device=steps.draws.decisions.origin.device)
         draws, texts = steps.draws.decisions, steps.texts.decisions
-        shared = texts.by(lambda tensors: [one.to(rows.device)[rows // steps.per_text] for one in tensors])
+        shared = texts.by(lambda tensors: [tensor.to(rows.device)[rows // steps.per_text] for tensor in tensors])
         shared = replace(shared, loss_mask=shared.loss_mask & (rows % steps.per_text == 0)[:, None])
         halves = {second: draws, first: shared}
         halves = {name: half for name, half in halves.items() if name in self.trained}
@@ -258,8 +258,8 @@ class JointPolicy:
                     name, like.new_zeros((*half.loss_mask.shape, *like.shape[2:]))
                 )
             )
-        for name, own in halves.items():
-            fields[part_field(name)] = columns(lambda half, own=own: half.decision_mask & (half is own))
+        for name, part in halves.items():
+            fields[part_field(name)] = columns(lambda half, part=part: half.decision_mask & (half is part))
         slots = torch.tensor(request.slots, device=rows.device).repeat_interleave(request.group_size)
         return Decisions(
             log_probs=columns(lambda half: half.log_probs),

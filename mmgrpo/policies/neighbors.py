@@ -84,10 +84,10 @@ class Trajectories:
         (rows, positions), width = loss_mask.cpu().nonzero(as_tuple=True), self.step.shape[1]
         distinct, number = torch.unique(self.group[rows] * width + positions, return_inverse=True)
         for start in range(0, len(distinct), limit):
-            chosen, own = (number // limit == start // limit).nonzero()[:, 0], distinct[start : start + limit]
-            group = own // width
-            parts = rows[chosen], positions[chosen], group, own % width, number[chosen] - start
-            yield Nearest(*(put(one, self.step.device) for one in parts), groups=group.tolist())
+            chosen, evaluations = (number // limit == start // limit).nonzero()[:, 0], distinct[start : start + limit]
+            group = evaluations // width
+            parts = rows[chosen], positions[chosen], group, evaluations % width, number[chosen] - start
+            yield Nearest(*(put(tensor, self.step.device) for tensor in parts), groups=group.tolist())
 
 
 class NeighborPolicy:
@@ -137,7 +137,7 @@ class NeighborPolicy:
         states, sizes = [x], Sizes(self.grid)
         for t in range(self.grid.steps):
             step = torch.full((len(x),), t, device=self.device)
-            x = self.moved(self.network, x, step, conditioning)[0]
+            x = self.advance(self.network, x, step, conditioning)[0]
             sizes.see(x, "the deterministic solver", t)
             states.append(x)
         sizes.refuse()
@@ -157,11 +157,11 @@ class NeighborPolicy:
         later = steps.states[1:].transpose(0, 1)
         at_step = later[steps.anchor, steps.step].flatten(0, 1)
         around = later[members[:, None], steps.step[..., None]].flatten(0, 1)
-        own = nearness(around, at_step, self.temperature).view(groups, -1, size)
-        entropy = -(own.exp() * own).sum(2)[put(group, self.device)]
-        mask = torch.ones(len(group), own.shape[1], dtype=torch.bool, device=self.device)
+        log_probs = nearness(around, at_step, self.temperature).view(groups, -1, size)
+        entropy = -(log_probs.exp() * log_probs).sum(2)[put(group, self.device)]
+        mask = torch.ones(len(group), log_probs.shape[1], dtype=torch.bool, device=self.device)
         decisions = Decisions(
-            log_probs=own.transpose(1, 2).reshape(len(group), -1).contiguous(),
+            log_probs=log_probs.transpose(1, 2).reshape(len(group), -1).contiguous(),
             loss_mask=mask,
             decision_mask=mask,
             node=torch.arange(mask.numel(), device=self.device).view(mask.shape),
@@ -185,24 +185,24 @@ class NeighborPolicy:
         )
         return math.sqrt(1 - self.spread**2) * drawn[:1] + self.spread * drawn[1:]
 
-    def moved(self, network: nn.Module, x: Tensor, step: Tensor, conditioning: Any) -> tuple[Tensor, Tensor]:
+    def advance(self, network: nn.Module, x: Tensor, step: Tensor, conditioning: Any) -> tuple[Tensor, Tensor]:
         """The states after a step without noise, and the network's output."""
         output = self.solver.predict(network, x, step, conditioning, self.grid)
         return self.solver.step(x, output, step, self.grid), output
 
     def score(self, rollout: Rollout, part: Nearest, names: frozenset[str]) -> Scores:
         """ln pi of the part's decisions again; one forward pass per step and anchor."""
-        kept: Trajectories = rollout.steps  # type: ignore[assignment]
+        steps: Trajectories = rollout.steps  # type: ignore[assignment]
         group, position, inverse = part.group, part.position, part.evaluation
-        step, anchor = kept.step[group, position], kept.anchor[group, position]
-        x, around = kept.states[step, anchor], kept.states[step[:, None] + 1, kept.members[group]]
-        first = torch.tensor(part.groups) * kept.members.shape[1]  # the conditioning of an anchor is its group's
-        conditioning, place = kept.conditioning.take(first), part.rows - kept.members[group[inverse], 0]
+        step, anchor = steps.step[group, position], steps.anchor[group, position]
+        x, around = steps.states[step, anchor], steps.states[step[:, None] + 1, steps.members[group]]
+        first = torch.tensor(part.groups) * steps.members.shape[1]  # the conditioning of an anchor is its group's
+        conditioning, place = steps.conditioning.take(first), part.rows - steps.members[group[inverse], 0]
 
         def log_probs(after: Tensor) -> Tensor:
             return nearness(around, after, self.temperature)[inverse, place]
 
-        after, output = self.moved(self.network, x, step, conditioning)
+        after, output = self.advance(self.network, x, step, conditioning)
         norm = norm_of(output)[inverse]
         scores: Scores = {"log_probs": log_probs(after)}
         scores["velocity_norm"] = norm if "velocity_norm" in names else norm.detach()
@@ -211,7 +211,7 @@ class NeighborPolicy:
             original = self.networks.evaluate(
                 other,
                 tasks,
-                lambda network, i: self.moved(
+                lambda network, i: self.advance(
                     network, x[put(i, x.device)], step[put(i, x.device)], conditioning.take(i)
                 )[0],
             )

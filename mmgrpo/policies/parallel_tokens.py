@@ -172,9 +172,9 @@ class Reveals:
         calls, call = torch.unique((rows * orders + positions // places) * span + number, return_inverse=True)
         for entries in (call // limit).argsort(stable=True).split((call // limit).bincount().tolist()):
             first = int(call[entries[0]]) // limit * limit
-            own = calls[first : first + limit]
-            which = own // span
-            passes = which // orders, which % orders, own % span
+            part_calls = calls[first : first + limit]
+            which = part_calls // span
+            passes = which // orders, which % orders, part_calls % span
             tensors = (rows[entries], positions[entries], *passes, call[entries] - first)
             yield Revealed(*(put(tensor, device) for tensor in tensors))
 
@@ -219,7 +219,7 @@ class ParallelTokenPolicy:
         steps, log_probs, entropy, mask = self._draw(self.model, request, self.temperature)
         passes = self.model.passes
         if self.remasking:
-            steps, log_probs, entropy = self._remasked(steps, request, self.remasking)
+            steps, log_probs, entropy = self._remask(steps, request, self.remasking)
             mask, passes = steps.order.flatten(1) > 0, passes + self.remasking.count
         decisions = Decisions(
             log_probs=log_probs,
@@ -230,7 +230,7 @@ class ParallelTokenPolicy:
             keys={"prompt": put(torch.tensor(request.slots), self.device)[steps.prompt]},
             fields={"entropy": entropy},
         )
-        prompts = _repeated(request)
+        prompts = _repeat_prompts(request)
         outputs = self.model.render(prompts, steps.tokens)
         evaluations = len(prompts) * passes * self.model.evaluations_per_row
         return Rollout(prompts, outputs, decisions, steps, evaluations=evaluations)
@@ -252,7 +252,7 @@ class ParallelTokenPolicy:
     def sample(self, request: Request) -> list[Output]:
         """Outputs at the evaluation temperature, 0 for the most likely token of each place, in a drawn order."""
         steps, *_ = self._draw(self.evaluation, request, self.evaluation_temperature)
-        return self.model.render(_repeated(request), steps.tokens)
+        return self.model.render(_repeat_prompts(request), steps.tokens)
 
     def keep_reference(self) -> None:
         """Store the present network as the reference of KL terms."""
@@ -281,7 +281,7 @@ class ParallelTokenPolicy:
         log_probs, entropy = (torch.zeros_like(uniform) for _ in range(2))
         chosen = torch.zeros_like(order, dtype=torch.bool)
         for rows in torch.arange(len(order), device=self.device).split(self.batch_size):
-            read = _selected(conditions, prompt[rows])
+            read = _select(conditions, prompt[rows])
             cache: dict[str, Any] = {}
             for number in range(model.passes):
                 places, numbers = order[rows] == number, torch.full_like(rows, number)
@@ -301,7 +301,7 @@ class ParallelTokenPolicy:
         last = model.passes - 1 if model.causal else None
         return Reveals(conditions, prompt, tokens, order[:, None], on_host[:, None], last), log_probs, entropy, chosen
 
-    def _remasked(
+    def _remask(
         self, steps: Reveals, request: Request, remasking: Remasking | Singles
     ) -> tuple[Reveals, Float[Tensor, "B decisions"], Float[Tensor, "B decisions"]]:
         """The samples with masks, with the log-prob of each masked token and the entropy of its distribution."""
@@ -322,15 +322,15 @@ class ParallelTokenPolicy:
     def _distribution(self, network: nn.Module, steps: Reveals, part: Revealed) -> Float[Tensor, "N vocabulary"]:
         """Log-probs of all tokens at the part's entries."""
         rows = part.samples
-        read = _selected(steps.conditions, steps.prompt[rows])
+        read = _select(steps.conditions, steps.prompt[rows])
         logits = self.model.logits(network, read, steps.tokens[rows], steps.order[rows, part.orders], part.number)
         places = part.positions % steps.tokens.shape[1]
         return torch.log_softmax(logits[part.index, places].float() / self.temperature, -1)
 
 
-def _selected(conditions: Conditions, prompt: Int[Tensor, "N"]) -> Conditions:
+def _select(conditions: Conditions, prompt: Int[Tensor, "N"]) -> Conditions:
     return {name: value[prompt] for name, value in conditions.items()}
 
 
-def _repeated(request: Request) -> list[Prompt]:
+def _repeat_prompts(request: Request) -> list[Prompt]:
     return [prompt for prompt in request.prompts for _ in range(request.group_size)]

@@ -37,17 +37,17 @@ class ChangedPrompts:
         rollout: Rollout,
         part: Tokens,
         change: str,
-        own: Float[Tensor, "N"],
+        unchanged: Float[Tensor, "N"],
         score: Callable[[Sequences, Tokens], Float[Tensor, "N"]],
     ) -> Float[Tensor, "N"]:
-        """Log-probs of the part's tokens under the change. ``own`` are those under the prompt itself, which they are
-        where nothing changes; ``score`` scores tokens of sequences."""
+        """Log-probs of the part's tokens under the change. ``unchanged`` are those under the prompt itself, which they
+        are where nothing changes; ``score`` scores tokens of sequences."""
         sequences, changed = self.sequences(rollout, change)
         entries = changed[part.rows].nonzero()[:, 0]
         if not len(entries):
-            return own
+            return unchanged
         scored = score(sequences, Tokens.of(part.rows[entries], part.positions[entries]))
-        return own.index_copy(0, entries, scored)
+        return unchanged.index_copy(0, entries, scored)
 
     def sequences(self, rollout: Rollout, change: str) -> tuple[Sequences, Bool[Tensor, "B"]]:
         """The completions of a rollout after their changed prompts, and which rows have one."""

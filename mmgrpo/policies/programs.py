@@ -29,7 +29,7 @@ from torch import Tensor
 
 from mmgrpo.config.plugins import load_object
 from mmgrpo.config.ranges import short_repr
-from mmgrpo.policies.chains import Chains, padded
+from mmgrpo.policies.chains import Chains, pad_rows
 from mmgrpo.policies.generation import Drawing, Generated
 from mmgrpo.policies.token_model import Query, Sequences
 from mmgrpo.policies.token_passes import TokenPasses
@@ -130,23 +130,23 @@ class Sample:
         where it fails; ValueError for what no program may ask or return."""
         name, of_prompt = self.program, f"for prompt '{self.query.prompt.id}'"
         try:
-            asked = self.steps.send(answer)  # type: ignore[arg-type]  # None begins it
+            ask = self.steps.send(answer)  # type: ignore[arg-type]  # None begins it
         except StopIteration as end:
-            self.ask, self.given = None, self._returned(end.value, f"{name} {of_prompt}")
+            self.ask, self.given = None, self._read_returned(end.value, f"{name} {of_prompt}")
             return
         except Exception as error:
             raise RuntimeError(f"sampling.program: {name} failed {of_prompt}: {error!r}") from error
-        if not isinstance(asked, Ask) or not isinstance(asked.text, str) or not asked.text:
+        if not isinstance(ask, Ask) or not isinstance(ask.text, str) or not ask.text:
             raise ValueError(
-                f"sampling.program: {name} yielded {short_repr(asked)} {of_prompt}, "
+                f"sampling.program: {name} yielded {short_repr(ask)} {of_prompt}, "
                 "expected Ask(text, module) with a text"
             )
-        self.ask = asked
+        self.ask = ask
         if len(self.calls) == most:
             self.steps.close()
             self.ask, self.given = None, Given(self.calls[-1].text)
 
-    def _returned(self, value: Any, where: str) -> Given:
+    def _read_returned(self, value: Any, where: str) -> Given:
         if not self.calls:
             raise ValueError(f"sampling.program: {where} ended before it asked for anything; yield at least one Ask")
         if value is None or isinstance(value, str):
@@ -160,27 +160,27 @@ class Sample:
                 f"sampling.program: {where} returned {len(value.rewards)} rewards, expected {len(self.trained)}, one "
                 "for each call of the modules that are trained"
             )
-        if wrong := [one for one in value.rewards if not math.isfinite(one)]:
+        if wrong := [reward for reward in value.rewards if not math.isfinite(reward)]:
             raise ValueError(f"sampling.program: {where} returned the reward {wrong[0]} of a call, expected a number")
         return value
 
-    def read(self, made: dict[tuple[int, str], Prompt]) -> Prompt:
+    def read(self, prompts: dict[tuple[int, str], Prompt]) -> Prompt:
         """What the policy reads of the ask: the same object for the same words, so it is computed once."""
         assert self.ask is not None
         prompt, text = self.query.prompt, self.ask.text
         key = id(prompt), text
-        if key not in made:
+        if key not in prompts:
             kept = tuple(turn for turn in prompt.turns if turn.role == "system")
             turns = (*kept, Turn("user", (*prompt.media, text))) if prompt.turns else ()
-            made[key] = replace(prompt, text=text, turns=turns)
-        return made[key]
+            prompts[key] = replace(prompt, text=text, turns=turns)
+        return prompts[key]
 
     @property
     def output(self) -> Text:
         """What rewards read: the returned text, behind all calls before it."""
         calls, text = self.calls, self.given.text
         last = calls[-1]
-        own = last.text == text
+        is_last = last.text == text
         turns = [
             turn
             for call in calls
@@ -191,9 +191,9 @@ class Sample:
             sum(len(call.ids) for call in calls),
             not all(call.ended for call in calls),
             last.seen,
-            last.prefilled if own else "",
-            tuple(last.ids) if own else (),
-            tuple(turns[:-1] if own else turns),
+            last.prefilled if is_last else "",
+            tuple(last.ids) if is_last else (),
+            tuple(turns[:-1] if is_last else turns),
             tool_reward=self.given.reward,
         )
 
@@ -221,40 +221,44 @@ class Programmed(Completion):
 
     def draw(self, policy: TokenPasses, request: Request, queries: Sequence[Query], drawing: Drawing) -> Walked:
         """All calls of the samples, of which those of trained modules are decisions."""
-        samples = self._samples(policy, queries, drawing, self.measured(request), rollout=True)
-        calls = [(row, call) for row, one in enumerate(samples) for call in one.trained]
-        if missing := next((one for one in samples if not one.trained), None):
+        samples = self._samples(policy, queries, drawing, self.measures_of(request), rollout=True)
+        calls = [(row, call) for row, sample in enumerate(samples) for call in sample.trained]
+        if missing := next((sample for sample in samples if not sample.trained), None):
             raise ValueError(
                 f"sampling.trained_modules: got {list(self.program.trained)}, of which program {self.text} asked none "
                 f"for prompt '{missing.query.prompt.id}' (it asked "
                 f"{', '.join(sorted({repr(call.ask.module) for call in missing.calls}))}); name one that it asks in "
                 "every sample"
             )
-        sequences, numbers = self._joined(policy, [call for _, call in calls], request, drawing)
+        sequences, numbers = self._join(policy, [call for _, call in calls], request, drawing)
         slots = {id(call.prompt): samples[row].query.slot for row, call in calls}
         read = {id(call.prompt): call.prompt for _, call in calls}
-        asked = [Query(prompt, slots[name], 1) for name, prompt in read.items()]
+        read_queries = [Query(prompt, slots[name], 1) for name, prompt in read.items()]
         zeros = torch.zeros_like(numbers["log_probs"])
         drawn = Generated(
             sequences.ids, sequences.real, numbers["log_probs"], numbers["entropy"], zeros, numbers.get("certainty")
         )
-        walked = self.walked(policy, request, asked, sequences, drawn)
+        walked = self.record_tokens(policy, request, read_queries, sequences, drawn)
         place = {id(query): number for number, query in enumerate(queries)}
         chains = Chains(
-            sequences, torch.tensor([row for row, _ in calls]), torch.tensor([place[id(one.query)] for one in samples])
+            sequences,
+            torch.tensor([row for row, _ in calls]),
+            torch.tensor([place[id(sample.query)] for sample in samples]),
         )
         return Walked(
             chains,
             {name: chains.table(value) for name, value in walked.numbers.items()},
             torch.full((len(samples),), OWN, device=policy.device),
             fields=self._fields(samples, chains, request.records),
-            ended=torch.tensor([all(call.ended for call in one.trained) for one in samples], device=policy.device),
-            outputs=[one.output for one in samples],
+            ended=torch.tensor(
+                [all(call.ended for call in sample.trained) for sample in samples], device=policy.device
+            ),
+            outputs=[sample.output for sample in samples],
         )
 
     def sample(self, policy: TokenPasses, queries: list[Query], drawing: Drawing) -> list[Output]:
         """The samples of an evaluation."""
-        return [one.output for one in self._samples(policy, queries, drawing, frozenset(), rollout=False)]
+        return [sample.output for sample in self._samples(policy, queries, drawing, frozenset(), rollout=False)]
 
     def _samples(
         self, policy: TokenPasses, queries: Sequence[Query], drawing: Drawing, measures: frozenset[str], rollout: bool
@@ -262,7 +266,7 @@ class Programmed(Completion):
         """Run the program for every sample, all of them call by call."""
         if any(query.forced for query in queries):
             raise ValueError("sampling.program: got samples that begin with given tokens, expected the policy's own")
-        program, made = self.program, dict[tuple[int, str], Prompt]()
+        program, prompts = self.program, dict[tuple[int, str], Prompt]()
         samples = []
         for query in queries:
             seed = derive(drawing.seed, "program", query.slot)
@@ -270,12 +274,12 @@ class Programmed(Completion):
                 samples.append(Sample(query, member, self.text, program.run(query.prompt, seed, member)))
                 samples[-1].go_on(None, program.calls)
         turn = 0
-        while live := [one for one in samples if one.ask is not None]:
+        while live := [sample for sample in samples if sample.ask is not None]:
             for frozen in (False, True):
-                if some := [one for one in live if self._frozen(one) == frozen]:
-                    self._turn(policy, some, drawing, measures, turn, made, frozen, rollout)
-            for one in live:
-                one.go_on(one.calls[-1].text, program.calls)
+                if some := [sample for sample in live if self._frozen(sample) == frozen]:
+                    self._turn(policy, some, drawing, measures, turn, prompts, frozen, rollout)
+            for sample in live:
+                sample.go_on(sample.calls[-1].text, program.calls)
             turn += 1
         return samples
 
@@ -290,7 +294,7 @@ class Programmed(Completion):
         drawing: Drawing,
         measures: frozenset[str],
         turn: int,
-        made: dict[tuple[int, str], Prompt],
+        prompts: dict[tuple[int, str], Prompt],
         frozen: bool,
         rollout: bool,
     ) -> None:
@@ -302,32 +306,36 @@ class Programmed(Completion):
                 f"sampling.trained_modules: got {list(self.program.trained)} with a model that is not trained by new "
                 "adapters, without which the others are drawn; set model.lora_rank above 0, or train all modules"
             )
-        read = [one.read(made) for one in samples]
-        together = Counter((id(one.query), id(prompt)) for one, prompt in zip(samples, read, strict=True))
-        asked: dict[object, Query] = {}
-        for one, prompt in zip(samples, read, strict=True):
-            key = id(one.query), id(prompt)
-            if turn == 0 and together[key] == one.query.count:
-                asked[key] = replace(one.query, prompt=prompt)
+        read = [sample.read(prompts) for sample in samples]
+        together = Counter((id(sample.query), id(prompt)) for sample, prompt in zip(samples, read, strict=True))
+        query_of: dict[object, Query] = {}
+        for sample, prompt in zip(samples, read, strict=True):
+            key = id(sample.query), id(prompt)
+            if turn == 0 and together[key] == sample.query.count:
+                query_of[key] = replace(sample.query, prompt=prompt)
             else:
-                asked[id(one)] = replace(one.query, prompt=prompt, slot=one.query.slot * STREAMS + one.member, count=1)
+                query_of[id(sample)] = replace(
+                    sample.query, prompt=prompt, slot=sample.query.slot * STREAMS + sample.member, count=1
+                )
         # A first call has the seed of the round, so a program of one module draws what a plain rollout draws.
         plain = turn == 0 and not frozen
         seed = drawing.seed if plain else derive(drawing.seed, "frozen call" if frozen else "call", turn)
         with reference() if frozen else nullcontext():
             engine = policy.engine if rollout and not frozen else None
-            sequences, drawn = policy.generate([*asked.values()], replace(drawing, seed=seed), measures, None, engine)
+            sequences, drawn = policy.generate(
+                [*query_of.values()], replace(drawing, seed=seed), measures, None, engine
+            )
         context, rows = sequences.context, sequences.prompts.tolist()
         tables = {"log_probs": drawn.log_probs.tolist(), "entropy": drawn.entropy.tolist()}
         tables |= {} if drawn.certainty is None else {"certainty": drawn.certainty.tolist()}
         ends = frozenset(policy.ends.tolist())
         table = zip(samples, read, rows, drawn.ids.tolist(), drawn.real.sum(1).tolist(), strict=True)
-        for number, (one, prompt, row, ids, length) in enumerate(table):
-            assert one.ask is not None
-            before = sum(call.ask.module == one.ask.module for call in one.calls)
-            one.calls.append(
+        for number, (sample, prompt, row, ids, length) in enumerate(table):
+            assert sample.ask is not None
+            before = sum(call.ask.module == sample.ask.module for call in sample.calls)
+            sample.calls.append(
                 Call(
-                    one.ask,
+                    sample.ask,
                     before,
                     prompt,
                     ids[:length],
@@ -340,18 +348,18 @@ class Programmed(Completion):
                 )
             )
 
-    def _joined(
+    def _join(
         self, policy: TokenPasses, calls: Sequence[Call], request: Request, drawing: Drawing
     ) -> tuple[Sequences, dict[str, Tensor]]:
         """The calls as sequences, and what was recorded of their tokens."""
         read = list({id(call.prompt): call.prompt for call in calls}.values())
         index, device = {id(prompt): place for place, prompt in enumerate(read)}, policy.device
         context, features = policy.encode(read)
-        ids = padded([call.ids for call in calls], policy.model.pad_id, torch.long).to(device)
-        real = padded([[True] * len(call.ids) for call in calls], False, torch.bool).to(device)
+        ids = pad_rows([call.ids for call in calls], policy.model.pad_id, torch.long).to(device)
+        real = pad_rows([[True] * len(call.ids) for call in calls], False, torch.bool).to(device)
         prompt = torch.tensor([index[id(call.prompt)] for call in calls], device=device)
         numbers = {
-            name: padded([call.numbers[name] for call in calls], 0.0, torch.float32).to(device)
+            name: pad_rows([call.numbers[name] for call in calls], 0.0, torch.float32).to(device)
             for name in calls[0].numbers
         }
         return Sequences(context, features, prompt, ids, real, request.seed, drawing.temperature), numbers
@@ -359,29 +367,29 @@ class Programmed(Completion):
     def _fields(self, samples: Sequence[Sample], chains: Chains, records: frozenset[str]) -> dict[str, Tensor]:
         """The number of calls; of every token what is asked of its call; and what the program gave to each call."""
         device = chains.sequences.ids.device
-        fields = {"turns": torch.tensor([float(len(one.calls)) for one in samples], device=device)}
+        fields = {"turns": torch.tensor([float(len(sample.calls)) for sample in samples], device=device)}
 
         def of_calls(number: Callable[[Sample, int, Call], int], filler: int) -> Tensor:
-            of_call = [number(one, place, call) for one in samples for place, call in enumerate(one.trained)]
+            of_call = [number(sample, place, call) for sample in samples for place, call in enumerate(sample.trained)]
             return chains.table(torch.tensor(of_call, device=device)[:, None].expand_as(chains.sequences.ids), filler)
 
-        asked = {
-            "turn": lambda one, place, call: place,
-            "state": lambda one, place, call: number_of(one.query.prompt, call.ask.module, call.ask.text),
-            "action": lambda one, place, call: number_of(one.query.prompt, " ".join(call.text.split())),
-            "call": lambda one, place, call: number_of(one.query.prompt, call.ask.module, call.number),
+        numbers = {
+            "turn": lambda sample, place, call: place,
+            "state": lambda sample, place, call: number_of(sample.query.prompt, call.ask.module, call.ask.text),
+            "action": lambda sample, place, call: number_of(sample.query.prompt, " ".join(call.text.split())),
+            "call": lambda sample, place, call: number_of(sample.query.prompt, call.ask.module, call.number),
         }
         fields |= {
-            name: of_calls(number, -1 if name == "turn" else 0) for name, number in asked.items() if name in records
+            name: of_calls(number, -1 if name == "turn" else 0) for name, number in numbers.items() if name in records
         }
         if "turn" in records:  # what reads rewards of turns reads their numbers too
-            given = torch.tensor([one for sample in samples for one in _rewards(sample)], device=device)
+            rewards = torch.tensor([reward for sample in samples for reward in _rewards(sample)], device=device)
             place = torch.arange(chains.sequences.ids.shape[1], device=device)
             last = place == chains.sequences.real.sum(1)[:, None] - 1
-            fields["step_rewards"] = chains.table(torch.where(last, given[:, None], 0.0))
+            fields["step_rewards"] = chains.table(torch.where(last, rewards[:, None], 0.0))
         return fields
 
 
 def _rewards(sample: Sample) -> list[float]:
     """What the program gave to each call of trained modules; 0 where it gave none."""
-    return [float(one) for one in sample.given.rewards] or [0.0] * len(sample.trained)
+    return [float(reward) for reward in sample.given.rewards] or [0.0] * len(sample.trained)

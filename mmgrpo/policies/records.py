@@ -36,8 +36,8 @@ def answer_start(text: str) -> int:
 
 def reference_text(answer: Any, prompt_id: str, reader: str) -> str:
     """A reference answer as text; of several accepted ones the first."""
-    one = answer[0] if isinstance(answer, list | tuple) and answer else answer
-    text = str(one).strip() if isinstance(one, str | int | float) and not isinstance(one, bool) else ""
+    first = answer[0] if isinstance(answer, list | tuple) and answer else answer
+    text = str(first).strip() if isinstance(first, str | int | float) and not isinstance(first, bool) else ""
     if not text:
         raise ValueError(
             f"prompt '{prompt_id}': got answer {answer!r:.200}, expected a text or number, whose likelihood {reader} "
@@ -76,33 +76,33 @@ def answer_likelihood(
     """
     rows: list[tuple[list[int], int]] = []
     for prompt, ids, real in zip(prompts, sequences.ids, sequences.real, strict=True):
-        own, answer = ids[real].tolist(), reference_text(prompt.answer, prompt.id, "answer_probability")
-        length = thought_length(own, model.decode)
-        before = own[: max(length, 0)] if thought else model.spell(OPENING)[:-1]
+        tokens, answer = ids[real].tolist(), reference_text(prompt.answer, prompt.id, "answer_probability")
+        length = thought_length(tokens, model.decode)
+        before = tokens[: max(length, 0)] if thought else model.spell(OPENING)[:-1]
         rows.append((before + model.spell(answer)[:-1], -1 if thought and length < 0 else len(before)))
     width, device = max(len(ids) for ids, _ in rows), sequences.ids.device
-    ids = torch.tensor([[*one, *[model.pad_id] * (width - len(one))] for one, _ in rows], device=device)
+    ids = torch.tensor([[*tokens, *[model.pad_id] * (width - len(tokens))] for tokens, _ in rows], device=device)
     place = torch.arange(width, device=device)
-    real = place < torch.tensor([[len(one)] for one, _ in rows], device=device)
+    real = place < torch.tensor([[len(tokens)] for tokens, _ in rows], device=device)
     start = torch.tensor([[begin] for _, begin in rows], device=device)
     target = real & (place >= start) & (start >= 0)
     probability = torch.zeros(target.shape, device=device)
-    given = replace(sequences, ids=ids, real=real)
-    for part in given.split(target, ROWS):
-        probability[part.rows, part.positions] = score(given, part).exp()
+    with_answers = replace(sequences, ids=ids, real=real)
+    for part in with_answers.split(target, ROWS):
+        probability[part.rows, part.positions] = score(with_answers, part).exp()
     return probability.sum(1) / target.sum(1).clamp_min(1)
 
 
 def answer_gains(
     sequences: Sequences,
     prompts: Sequence[Prompt],
-    begun: Sequence[Sequence[tuple[int, int]]],
+    starts: Sequence[Sequence[tuple[int, int]]],
     opening: str,
     model: TokenModel,
     score: Callable[[Sequences, Tokens], Float[Tensor, "N"]],
 ) -> Float[Tensor, "B T"]:
     """What each turn but the last of a row adds to the probability of its reference answer, P_(k+1) - P_k, at the
-    token before the next turn's first that the policy wrote, and 0 elsewhere; ``begun`` are the tokens and the shown
+    token before the next turn's first that the policy wrote, and 0 elsewhere; ``starts`` are the tokens and the shown
     media before each turn.
 
     P_k = exp(mean log-prob of the answer's tokens) behind what was read and written before turn k, and ``opening``.
@@ -110,31 +110,33 @@ def answer_gains(
     once.
     """
     opened, answers = model.spell(opening)[:-1], {}
-    found: dict[tuple[Any, ...], int] = {}
+    place_of: dict[tuple[Any, ...], int] = {}
     rows: list[tuple[int, list[int], int, int]] = []  # row, tokens, place of the answer, number of shown media
     numbers: list[list[int]] = []
-    for row, (prompt, places, own) in enumerate(zip(prompts, begun, sequences.ids.tolist(), strict=True)):
+    for row, (prompt, places, tokens) in enumerate(zip(prompts, starts, sequences.ids.tolist(), strict=True)):
         if id(prompt) not in answers:
             answers[id(prompt)] = model.spell(reference_text(prompt.answer, prompt.id, "answer_gain"))[:-1]
         numbers.append([])
         for length, count in places:
             shown = sequences.shown[row][:count] if count else ()
-            key = int(sequences.prompts[row]), tuple(own[:length]), tuple(map(id, shown))
-            if key not in found:
-                found[key] = len(rows)
-                before = own[:length] + opened
+            key = int(sequences.prompts[row]), tuple(tokens[:length]), tuple(map(id, shown))
+            if key not in place_of:
+                place_of[key] = len(rows)
+                before = tokens[:length] + opened
                 rows.append((row, before + answers[id(prompt)], len(before), count))
-            numbers[-1].append(found[key])
-    probability = torch.cat([_answered(sequences, rows[i : i + ROWS], model, score) for i in range(0, len(rows), ROWS)])
+            numbers[-1].append(place_of[key])
+    probability = torch.cat(
+        [_answer_probability(sequences, rows[i : i + ROWS], model, score) for i in range(0, len(rows), ROWS)]
+    )
     gains = torch.zeros(sequences.ids.shape)
-    for row, (own, places) in enumerate(zip(numbers, begun, strict=True)):
-        for k in range(len(own) - 1):
+    for row, (scored, places) in enumerate(zip(numbers, starts, strict=True)):
+        for k in range(len(scored) - 1):
             end = int(sequences.written[row, : places[k + 1][0]].nonzero().max())
-            gains[row, end] = probability[own[k + 1]] - probability[own[k]]
+            gains[row, end] = probability[scored[k + 1]] - probability[scored[k]]
     return gains.to(sequences.ids.device)
 
 
-def _answered(
+def _answer_probability(
     sequences: Sequences,
     rows: Sequence[tuple[int, list[int], int, int]],
     model: TokenModel,
@@ -142,13 +144,13 @@ def _answered(
 ) -> Float[Tensor, "N"]:
     """exp(mean log-prob) of the tokens from a place on of some rows, on the host."""
     width, device = max(len(ids) for _, ids, _, _ in rows), sequences.ids.device
-    ids = torch.tensor([[*one, *[model.pad_id] * (width - len(one))] for _, one, _, _ in rows], device=device)
+    ids = torch.tensor([[*tokens, *[model.pad_id] * (width - len(tokens))] for _, tokens, _, _ in rows], device=device)
     place = torch.arange(width, device=device)
-    real = place < torch.tensor([[len(one)] for _, one, _, _ in rows], device=device)
+    real = place < torch.tensor([[len(tokens)] for _, tokens, _, _ in rows], device=device)
     target = real & (place >= torch.tensor([[start] for _, _, start, _ in rows], device=device))
     chosen = torch.tensor([row for row, _, _, _ in rows], device=device)
     shown = [sequences.shown[row][:count] if count else () for row, _, _, count in rows]
-    given = replace(
+    with_answers = replace(
         sequences,
         prompt=sequences.prompt[chosen],
         ids=ids,
@@ -157,8 +159,8 @@ def _answered(
         shown=shown if any(shown) else (),
     )
     total = torch.zeros(target.shape, device=device)
-    for part in given.split(target, ROWS):
-        total[part.rows, part.positions] = score(given, part)
+    for part in with_answers.split(target, ROWS):
+        total[part.rows, part.positions] = score(with_answers, part)
     return (total.sum(1) / target.sum(1)).exp().cpu()
 
 
@@ -198,16 +200,16 @@ def visual_dependency(
 ) -> Float[Tensor, "B T"]:
     """KL(p(.|prompt) || p(.|changed prompt)) at each token of ``rows``, those with something to change, 0 elsewhere:
     PGPO (arXiv:2604.01840), whose second context has no image at all."""
-    found = torch.zeros(sequences.real.shape, device=sequences.ids.device)
+    dependency = torch.zeros(sequences.real.shape, device=sequences.ids.device)
     for part in sequences.split(sequences.real & rows[:, None], ROWS):
         some, inverse = part.distinct, part.inverse
-        sides = [states(one, some)[inverse, part.positions] for one in (sequences, changed)]
-        for piece in torch.arange(len(inverse), device=found.device).split(chunk):
+        sides = [states(side, some)[inverse, part.positions] for side in (sequences, changed)]
+        for piece in torch.arange(len(inverse), device=dependency.device).split(chunk):
             first = part.positions[piece] == 0
             with_media, without = (log_softmax(side[piece], first) for side in sides)
             gap = torch.where(torch.isfinite(with_media), with_media - without, 0.0)
-            found[part.rows[piece], part.positions[piece]] = (with_media.exp() * gap).sum(-1)
-    return found
+            dependency[part.rows[piece], part.positions[piece]] = (with_media.exp() * gap).sum(-1)
+    return dependency
 
 
 GAPS = {"paragraph": r"\n\s*\n", "sentence": r"(?<=[.!?])\s+|\n+", "word": r"(?<=\S)(?=\s)"}
@@ -219,20 +221,20 @@ def segments(
 ) -> Int[Tensor, "B T"]:
     """The number of the step of each token, from 0: steps are the parts of the text between empty lines, sentences
     or words (``GAPS``). An empty line belongs to the step that it ends, and a token is where its first character is."""
-    found = torch.zeros_like(sequences.ids)
+    step = torch.zeros_like(sequences.ids)
     for row, (ids, real) in enumerate(zip(sequences.ids, sequences.real, strict=True)):
-        own = ids[real].tolist()
-        text, begun = decode(own), 0
+        tokens = ids[real].tolist()
+        text, start = decode(tokens), 0
         for gap in re.finditer(GAPS[cut], text):
-            if not text[begun : gap.start()].strip() or not text[gap.end() :].strip():
+            if not text[start : gap.start()].strip() or not text[gap.end() :].strip():
                 continue  # an empty step is none
-            low, high = 0, len(own)  # the fewest tokens whose text reaches the end of the gap
+            low, high = 0, len(tokens)  # the fewest tokens whose text reaches the end of the gap
             while low < high:
                 middle = (low + high) // 2
-                low, high = (low, middle) if len(decode(own[:middle])) >= gap.end() else (middle + 1, high)
-            found[row, low:] += 1
-            begun = gap.end()
-    return found * sequences.real
+                low, high = (low, middle) if len(decode(tokens[:middle])) >= gap.end() else (middle + 1, high)
+            step[row, low:] += 1
+            start = gap.end()
+    return step * sequences.real
 
 
 WINDOW = 32
@@ -242,20 +244,20 @@ WINDOW = 32
 def characters(sequences: Sequences, decode: Callable[[Sequence[int]], str]) -> Int[Tensor, "B T"]:
     """The place in the row's text of the first character of each token that is no space, its first character where it
     has spaces alone; the length of the text for what adds nothing to it, such as an end token."""
-    found = torch.zeros_like(sequences.ids)
+    place = torch.zeros_like(sequences.ids)
     forced, prompts = sequences.context.forced, sequences.prompts.tolist()
     for row, (ids, real) in enumerate(zip(sequences.ids, sequences.real, strict=True)):
-        given = list(forced[prompts[row]]) if forced else []
-        whole = given + ids[real].tolist()
+        forced_ids = list(forced[prompts[row]]) if forced else []
+        whole = forced_ids + ids[real].tolist()
         text, ends = decode(whole), text_ends(whole, decode)
-        starts = [0, *ends][len(given) : len(whole)]
-        pieces = [text[start:end] for start, end in zip(starts, ends[len(given) :], strict=True)]
+        starts = [0, *ends][len(forced_ids) : len(whole)]
+        pieces = [text[start:end] for start, end in zip(starts, ends[len(forced_ids) :], strict=True)]
         places = [
             start + (len(piece) - len(piece.lstrip()) if piece.strip() else 0)
             for start, piece in zip(starts, pieces, strict=True)
         ]
-        found[row, real] = torch.tensor(places, dtype=found.dtype, device=found.device)
-    return found
+        place[row, real] = torch.tensor(places, dtype=place.dtype, device=place.device)
+    return place
 
 
 def text_ends(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:

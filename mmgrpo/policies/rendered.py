@@ -92,7 +92,7 @@ class SeededSequences:
         return self.sequences.split(loss_mask, limit)
 
 
-def seeded(rollout: Rollout, seed: int) -> Rollout:
+def with_seed(rollout: Rollout, seed: int) -> Rollout:
     """The rollout with ``SeededSequences`` as its steps."""
     steps: Any = rollout.steps
     return replace(rollout, steps=SeededSequences(steps, seed))
@@ -162,8 +162,8 @@ class RenderedTokenPolicy:
     def rollout(self, request: Request) -> Rollout:
         """``group_size`` completions per prompt, rendered."""
         rollout = self.tokens.rollout(request)
-        rollout = replace(rollout, outputs=self._rendered(rollout.prompts, rollout.outputs))
-        return seeded(rollout, request.seed) if self.reading else rollout
+        rollout = replace(rollout, outputs=self._render(rollout.prompts, rollout.outputs))
+        return with_seed(rollout, request.seed) if self.reading else rollout
 
     def score(self, rollout: Rollout, part: Any, names: frozenset[str]) -> Scores:
         """Score the part's tokens again under the present parameters."""
@@ -178,7 +178,7 @@ class RenderedTokenPolicy:
     def sample(self, request: Request) -> list[Output]:
         """Completions at the evaluation temperature, rendered."""
         prompts = [prompt for prompt in request.prompts for _ in range(request.group_size)]
-        return self._rendered(prompts, self.tokens.sample(request))
+        return self._render(prompts, self.tokens.sample(request))
 
     def keep_reference(self) -> None:
         """Store the present network as the reference of KL terms."""
@@ -188,7 +188,7 @@ class RenderedTokenPolicy:
         """Write the network in its family's own format."""
         self.tokens.save(folder)
 
-    def _rendered(self, prompts: Any, texts: Any) -> list[Output]:
+    def _render(self, prompts: Any, texts: Any) -> list[Output]:
         """The outputs; a completion that cannot be rendered stops the run, since it has no reward."""
         outputs = []
         for prompt, text in zip(prompts, texts, strict=True):

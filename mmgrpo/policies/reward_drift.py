@@ -57,7 +57,7 @@ class RewardDrift:
         with torch.enable_grad():
             state = x.detach().requires_grad_()
             clean = clean_estimate(state, output.detach(), step, grid, model.prediction)
-            pixels = model.decoded(clean, conditioning).float().clamp(0, 1)  # type: ignore[attr-defined]
+            pixels = model.pixels(clean, conditioning).float().clamp(0, 1)  # type: ignore[attr-defined]
             (slope,) = torch.autograd.grad(rewards(prompts, pixels).sum(), state)
         return slope / (2 * self.beta)
 

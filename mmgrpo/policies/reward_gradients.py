@@ -38,7 +38,7 @@ from torch.utils.checkpoint import checkpoint
 from mmgrpo.config.ranges import ANY_TEXT, COUNT_OR_ZERO, FRACTION, POSITIVE, POSITIVE_FRACTION, UPPER_BOUND, one_of
 from mmgrpo.config.registry import bind, block, table_of
 from mmgrpo.diffusion.kernels import Transition, clean_estimate, kernel, like
-from mmgrpo.diffusion.noising import noised
+from mmgrpo.diffusion.noising import add_noise
 from mmgrpo.diffusion.ode import DenoisingModel, Solver
 from mmgrpo.diffusion.schedules import Grid, Sizes
 from mmgrpo.files import share
@@ -165,8 +165,8 @@ class Draft(RewardPath):
         total = walk.reward(x, "")
         at = torch.full((len(x),), steps - 1, device=x.device)
         for draw in range(self.draws):
-            again = noised(x.detach(), walk.noise[:, draw], walk.grid.levels[at], walk.grid)
-            total = total + walk.reward(walk.move(again, at), "")
+            renoised = add_noise(x.detach(), walk.noise[:, draw], walk.grid.levels[at], walk.grid)
+            total = total + walk.reward(walk.move(renoised, at), "")
         return total / (1 + self.draws)
 
 
@@ -210,7 +210,7 @@ class Ascent(LateStep):
         before = walk.old(walk.state, walk.step)
         at = before.clone().requires_grad_()
         (slope,) = torch.autograd.grad(walk.reward(at, "").sum(), at)
-        gap = self.beta * (walk.clean(walk.state, walk.step) - before) - ascended(before, slope, self.step)
+        gap = self.beta * (walk.clean(walk.state, walk.step) - before) - ascent_step(before, slope, self.step)
         flat = gap.flatten(1)
         return -flat.square().mean(1) / flat.detach().abs().mean(1).clamp_min(SMALL)
 
@@ -254,8 +254,8 @@ class Srpo(RewardPath):
         near = self.low + share * (self.high - self.low - self.jump)
         start = torch.where(back, near, near + self.jump)
         end = torch.where(back, near + self.jump, near)
-        found = recovered(walk.state, walk.noise[:, 0], start, end, walk.velocity)
-        wanted, unwanted = walk.reward(found, self.wanted), walk.reward(found, self.unwanted)
+        estimate = recover_clean(walk.state, walk.noise[:, 0], start, end, walk.velocity)
+        wanted, unwanted = walk.reward(estimate, self.wanted), walk.reward(estimate, self.unwanted)
         if torch.equal(wanted, unwanted):
             raise ValueError(
                 f"sampling.gradient: srpo: the rewards are equal for the words '{self.wanted}' and '{self.unwanted}', "
@@ -283,21 +283,21 @@ class Consistency:
         return torch.zeros(len(place), dtype=torch.long)
 
     def scores(self, walk: Walk, names: Collection[str]) -> Scores:
-        asked, x = "reference.divergence" in names, walk.state
+        with_divergence, x = "reference.divergence" in names, walk.state
         apart = x.new_zeros(len(x))
 
         def step(x: Tensor, t: int) -> tuple[Tensor, Tensor]:
-            compared = asked and t < walk.grid.steps - 1  # the last step has no noise
-            own, reference = walk.transitions(x, t, compared)
-            value = apart if reference is None else DIVERGENCES[self.divergence](*distance(own, reference))
-            return own.sample(walk.noise[:, t]), value
+            compared = with_divergence and t < walk.grid.steps - 1  # the last step has no noise
+            trained, reference = walk.transitions(x, t, compared)
+            value = apart if reference is None else DIVERGENCES[self.divergence](*distance(trained, reference))
+            return trained.sample(walk.noise[:, t]), value
 
         total = apart
         for t in range(walk.grid.steps):
             x, value = checkpoint(step, x, t, use_reentrant=False) if self.checkpointing else step(x, t)
             total = total + value
         scores = {"gradient_reward": walk.reward(x, "")}
-        return scores | {"reference.divergence": total} if asked else scores
+        return scores | {"reference.divergence": total} if with_divergence else scores
 
 
 @dataclass(frozen=True)
@@ -311,15 +311,15 @@ class Adjoint:
         return steps
 
 
-def ascended(
+def ascent_step(
     latents: Float[Tensor, "N *latent"], slope: Float[Tensor, "N *latent"], step: float
 ) -> Float[Tensor, "N *latent"]:
     """What to add to latents: along the slope, ``step`` times their own norm."""
-    size, norm = (one.flatten(1).norm(dim=1) for one in (latents, slope))
+    size, norm = (tensor.flatten(1).norm(dim=1) for tensor in (latents, slope))
     return like(step * size / norm.clamp_min(SMALL), slope) * slope
 
 
-def recovered(
+def recover_clean(
     clean: Float[Tensor, "N *latent"],
     noise: Float[Tensor, "N *latent"],
     start: Float[Tensor, " N"],
@@ -333,15 +333,15 @@ def recovered(
     return (x + (then - now) * velocity(x, start) - then * noise) / (1 - then)
 
 
-def distance(own: Transition, reference: Transition) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+def distance(trained: Transition, reference: Transition) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """|mean - mean_ref|^2, a sum over the latent, and the variance, which both have."""
-    return (own.mean - reference.mean).square().flatten(1).sum(1), own.std.square().flatten()
+    return (trained.mean - reference.mean).square().flatten(1).sum(1), trained.std.square().flatten()
 
 
 def jensen_shannon(squared: Float[Tensor, " N"], variance: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
     """ln 2 - E ln(1 + exp(u z - u^2 / 2)) over z ~ N(0, 1), u = d / s, by 64 nodes of Gauss and Hermite: the
     distributions differ along one line only."""
-    nodes, weights = (torch.from_numpy(one).to(squared) for one in np.polynomial.hermite_e.hermegauss(64))
+    nodes, weights = (torch.from_numpy(array).to(squared) for array in np.polynomial.hermite_e.hermegauss(64))
     u = (squared / variance).clamp_min(SMALL).sqrt()[:, None]
     return math.log(2) - (nn.functional.softplus(u * nodes - u.square() / 2) * weights).sum(1) / math.sqrt(2 * math.pi)
 
@@ -462,7 +462,7 @@ class Decoding(Protocol):
         """``image`` or ``video``."""
         ...
 
-    def decoded(self, latents: Float[Tensor, "N *latent"], conditioning: Any) -> Float[Tensor, "N 3 H W"]:
+    def pixels(self, latents: Float[Tensor, "N *latent"], conditioning: Any) -> Float[Tensor, "N 3 H W"]:
         """Pixels of latents, with gradient; values outside of [0, 1] are not clamped."""
         ...
 
@@ -575,11 +575,11 @@ class RewardGradientPolicy(GradientPolicy):
         conditioning = self.model.encode(request.prompts).take(prompt)
         x = self.solver.initial_noise(request, size)
         streams = [stream(request.seed, "gradient", slot, n) for slot in request.slots for n in range(size)]
-        place = torch.tensor([float(torch.rand((), generator=one)) for one in streams])
+        place = torch.tensor([float(torch.rand((), generator=generator)) for generator in streams])
         shared = float(torch.rand((), generator=stream(request.seed, "gradient")))
         step = put(self.path.begin(self.grid, place, shared), self.device)
         shape = self.path.noises(self.grid.steps), *self.model.latent_shape()
-        noise = put(torch.stack([torch.randn(shape, generator=one) for one in streams]), self.device)
+        noise = put(torch.stack([torch.randn(shape, generator=generator) for generator in streams]), self.device)
         first = step.view(-1, *[1] * (x.dim() - 1))
         state, sizes = x, Sizes(self.grid)
         for t in range(self.grid.steps):
@@ -616,16 +616,16 @@ class RewardGradientPolicy(GradientPolicy):
         prompts = [rollout.prompts[row] for row in part.on_host.tolist()]
 
         def reward(latents: Tensor, words: str) -> Tensor:
-            pixels = checkpoint(self.model.decoded, latents, conditioning, use_reentrant=False)
-            asked = [replace(prompt, text=words + prompt.text) for prompt in prompts] if words else prompts
-            return states.reward(asked, pixels.float().clamp(0, 1)).to(self.device)
+            pixels = checkpoint(self.model.pixels, latents, conditioning, use_reentrant=False)
+            reworded = [replace(prompt, text=words + prompt.text) for prompt in prompts] if words else prompts
+            return states.reward(reworded, pixels.float().clamp(0, 1)).to(self.device)
 
         def transitions(x: Tensor, t: int, compared: bool) -> tuple[Transition, Transition | None]:
-            own = self._step(self.network, x, t, conditioning)
+            trained = self._step(self.network, x, t, conditioning)
             if not compared:
-                return own, None
+                return trained, None
             with self.networks(REFERENCE_NETWORK) as reference:
-                return own, self._step(reference, x, t, conditioning)
+                return trained, self._step(reference, x, t, conditioning)
 
         @torch.no_grad()
         def old(x: Tensor, step: Tensor) -> Tensor:

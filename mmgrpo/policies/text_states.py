@@ -119,39 +119,39 @@ def with_states(
     assert isinstance(sequences, Sequences)
     drawn = torch.isin(decisions.origin, torch.tensor([OWN, HINTED], device=decisions.origin.device))
     ends = step_ends(segment, sequences.real, states.most) & drawn[:, None]
-    found: dict[tuple[int, tuple[int, ...]], _State] = {}
+    state_of: dict[tuple[int, tuple[int, ...]], _State] = {}
     counts: Counter[int] = Counter()
     before, after = (torch.full(ends.shape, -1) for _ in range(2))
     for row, (prompt, ids, places) in enumerate(zip(sequences.prompt.tolist(), sequences.ids, ends.cpu(), strict=True)):
-        tokens, begun = ids.tolist(), 0
+        tokens, start = ids.tolist(), 0
         for end in places.nonzero()[:, 0].tolist():
-            key = prompt, tuple(tokens[:begun])
-            if key not in found:
-                found[key] = _State(len(found), row, begun, counts[prompt])
+            key = prompt, tuple(tokens[:start])
+            if key not in state_of:
+                state_of[key] = _State(len(state_of), row, start, counts[prompt])
                 counts[prompt] += 1
-            before[row, end] = found[key].number
-            if begun:
-                after[row, begun - 1] = found[key].number
-            begun = end + 1
-        if begun:
-            after[row, begun - 1] = -2 - row
-    after = torch.where(after < -1, len(found) - 2 - after, after)  # outputs are numbered behind all states
-    several, every = max(1, states.count), list(found.values())
+            before[row, end] = state_of[key].number
+            if start:
+                after[row, start - 1] = state_of[key].number
+            start = end + 1
+        if start:
+            after[row, start - 1] = -2 - row
+    after = torch.where(after < -1, len(state_of) - 2 - after, after)  # outputs are numbered behind all states
+    per_state, every = max(1, states.count), list(state_of.values())
 
     def query(state: _State) -> Query:
         slot = int(decisions.keys["prompt"][state.row]) * NUMBERS + state.member
         return Query(
-            rollout.prompts[state.row], slot, several, OWN, tuple(sequences.ids[state.row, : state.length].tolist())
+            rollout.prompts[state.row], slot, per_state, OWN, tuple(sequences.ids[state.row, : state.length].tolist())
         )
 
     def parts() -> Iterator[Sequence[Output]]:
-        for first in range(0, len(every), step := max(1, AT_ONCE // several)):
+        for first in range(0, len(every), step := max(1, AT_ONCE // per_state)):
             some = every[first : first + step]
-            yield draw([query(one) for one in some]) if states.count else _beginnings(sequences, some, decode)
+            yield draw([query(state) for state in some]) if states.count else _beginnings(sequences, some, decode)
 
-    rows = torch.tensor([state.row for state in every for _ in range(several)], dtype=torch.long)
-    numbers = (one.to(ends.device) for one in (rows, before, after))
-    completions = Completions(parts, *numbers, by=states.by, count=several, eta=states.eta)
+    rows = torch.tensor([state.row for state in every for _ in range(per_state)], dtype=torch.long)
+    numbers = (tensor.to(ends.device) for tensor in (rows, before, after))
+    completions = Completions(parts, *numbers, by=states.by, count=per_state, eta=states.eta)
     marked = replace(decisions, fields={**decisions.fields, "step_ends": ends.float()})
     return replace(rollout, decisions=marked, completions=completions)
 
@@ -164,7 +164,7 @@ def _beginnings(
     lengths = torch.tensor([[state.length] for state in states], device=rows.device)
     real = torch.arange(sequences.ids.shape[1], device=rows.device) < lengths
     outputs = decode(replace(sequences, prompt=sequences.prompt[rows], ids=sequences.ids[rows], real=real))
-    return [replace(one, truncated=False) if isinstance(one, Text) else one for one in outputs]
+    return [replace(output, truncated=False) if isinstance(output, Text) else output for output in outputs]
 
 
 class JudgedStates(Addition):
@@ -187,12 +187,15 @@ class JudgedStates(Addition):
         def complete(queries: Sequence[Query]) -> list[Output]:
             with policy.networks.drawing(states.network) if states.network else nullcontext():
                 drawn, _ = policy.generate(queries, later)
-            begun = torch.tensor([len(query.forced) for query in queries], device=policy.device)[drawn.prompt]
-            left = drawing.max_tokens - begun[:, None]
+            lengths = torch.tensor([len(query.forced) for query in queries], device=policy.device)[drawn.prompt]
+            left = drawing.max_tokens - lengths[:, None]
             place = torch.arange(drawn.real.shape[1], device=policy.device)
             outputs = policy.decode(replace(drawn, real=drawn.real & (place < left)))
-            pairs = zip(outputs, begun.tolist(), strict=True)
-            return [replace(one, tokens=one.tokens + more) if isinstance(one, Text) else one for one, more in pairs]
+            pairs = zip(outputs, lengths.tolist(), strict=True)
+            return [
+                replace(output, tokens=output.tokens + more) if isinstance(output, Text) else output
+                for output, more in pairs
+            ]
 
         segment = segments(sequences, policy.model.decode, states.cut)
         return with_states(rollout, states, segment, request, complete, policy.decode)

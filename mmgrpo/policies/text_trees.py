@@ -138,7 +138,7 @@ def grow(
     seen: set[int] = set()
     owner = torch.zeros_like(node, dtype=torch.bool)
     for row, path in enumerate(leaves):
-        owner[row, : len(path.node)] = torch.tensor([one not in seen for one in path.node])
+        owner[row, : len(path.node)] = torch.tensor([number not in seen for number in path.node])
         seen.update(path.node)
     # Entries without a decision have numbers of their own.
     padding = nodes + torch.arange(node.numel()).view(node.shape)
@@ -179,13 +179,13 @@ class Tree(Completion):
         tree = self.shape
         self.check_sizes(request.group_size, drawing.max_tokens)
 
-        def continued(some: Sequence[Query], limit: int) -> Generated:
+        def go_on(some: Sequence[Query], limit: int) -> Generated:
             return policy.generate(some, replace(drawing, max_tokens=limit))[1]
 
         ends, device = frozenset(policy.ends.tolist()), policy.device
-        leaves = grow(tree, request, continued, ends, drawing.max_tokens, policy.model.pad_id)
+        leaves = grow(tree, request, go_on, ends, drawing.max_tokens, policy.model.pad_id)
         context, features = policy.encode(request.prompts)
-        prompt, tree_key, ids, real, node, owner = (one.to(device) for one in leaves.tables)
+        prompt, tree_key, ids, real, node, owner = (tensor.to(device) for tensor in leaves.tables)
         sequences = Sequences(context, features, prompt, ids, real, request.seed, drawing.temperature)
         numbers = {name: value.to(device) for name, value in leaves.numbers.items()}
         origin = torch.full((len(ids),), OWN, device=device)

@@ -119,7 +119,7 @@ class TokenPolicy(TokenPasses):
         """``group_size`` completions per prompt, each group from its own random stream; then those of contrasts."""
         self.shown_cache.entries.clear()
         rollout = self.walk.rollout(self, request)
-        return self._looked(rollout) if "visual_dependency" in request.records else rollout
+        return self._with_visual_dependency(rollout) if "visual_dependency" in request.records else rollout
 
     @torch.no_grad()
     def begin(self, request: Request) -> None:
@@ -129,23 +129,23 @@ class TokenPolicy(TokenPasses):
         if self.engine is not None:
             self.engine.begin(context, self._cached_features(context, queries), queries, drawing)
 
-    def _looked(self, rollout: Rollout) -> Rollout:
+    def _with_visual_dependency(self, rollout: Rollout) -> Rollout:
         """The rollout with the field ``visual_dependency``, against grey media."""
         sequences: Sequences = rollout.steps  # type: ignore[assignment]
         changed, rows = self.changed_prompts.sequences(rollout, "blank")
         network, decisions = self.network, rollout.decisions
-        found = visual_dependency(
+        dependency = visual_dependency(
             sequences,
             changed,
             rows,
-            lambda one, some: self.states(network, one, some),
+            lambda steps, some: self.states(network, steps, some),
             lambda hidden, first: self._log_softmax(network, hidden, first, sequences.temperature),
             self.logits_chunk_size,
         )
-        return rollout.with_decisions(replace(decisions, fields={**decisions.fields, "visual_dependency": found}))
+        return rollout.with_decisions(replace(decisions, fields={**decisions.fields, "visual_dependency": dependency}))
 
     @torch.no_grad()
-    def given(self, request: Request) -> Rollout:
+    def rollout_of_answers(self, request: Request) -> Rollout:
         """The texts of the prompts' answers as completions, cut at ``max_tokens``; tokens that the policy never samples
         are no decisions."""
         queries = [
@@ -157,16 +157,16 @@ class TokenPolicy(TokenPasses):
         whole = [self.model.spell(answer.text) for prompt in request.prompts for answer in prompt.answers]
         spelled = [ids[: self.max_tokens] for ids in whole]
         width = max(map(len, spelled))
-        ids = torch.tensor([[*one, *[self.model.pad_id] * (width - len(one))] for one in spelled], device=self.device)
-        length = torch.tensor([[len(one)] for one in spelled], device=self.device)
+        ids = torch.tensor([[*row, *[self.model.pad_id] * (width - len(row))] for row in spelled], device=self.device)
+        length = torch.tensor([[len(row)] for row in spelled], device=self.device)
         each = torch.arange(len(queries), device=self.device)
         prompt = each.repeat_interleave(torch.tensor([query.count for query in queries], device=self.device))
         real = torch.arange(width, device=self.device) < length
         sequences = Sequences(context, features, prompt, ids, real, request.seed, self.temperature)
         mask = real & self.has_probability(ids)
-        truncated = [len(all_) > len(kept) for all_, kept in zip(whole, spelled, strict=True)]
+        truncated = [len(tokens) > len(cut) for tokens, cut in zip(whole, spelled, strict=True)]
         decisions = Decisions(
-            log_probs=self._trained(sequences)["log_probs"].masked_fill(~mask, 0.0),
+            log_probs=self._training_scores(sequences)["log_probs"].masked_fill(~mask, 0.0),
             loss_mask=mask,
             decision_mask=mask,
             node=torch.arange(mask.numel(), device=self.device).view(mask.shape),
@@ -180,32 +180,34 @@ class TokenPolicy(TokenPasses):
         """Score the part's tokens again under the present parameters; ``hidden_state`` alone is that before each,
         [N width], without a pass of the output layer."""
         steps: Sequences | Chains = rollout.steps  # type: ignore[assignment]
-        sequences, own = steps.inner(part)  # type: ignore[arg-type]  # it is a part of these steps
+        sequences, inner = steps.inner(part)  # type: ignore[arg-type]  # it is a part of these steps
         if names == {"hidden_state"}:
-            return {"hidden_state": self.states(self.network, sequences, own.distinct)[own.inverse, own.positions]}
+            return {
+                "hidden_state": self.states(self.network, sequences, inner.distinct)[inner.inverse, inner.positions]
+            }
         measures = [name for name in MEASURES if name in names]
-        log_probs, *measured = self._score(self.network, sequences, own, measures)
+        log_probs, *measured = self._score(self.network, sequences, inner, measures)
         scores: Scores = {"log_probs": log_probs, **dict(zip(measures, measured, strict=True))}
         if GREEDY_MARGIN in names:
-            scores[GREEDY_MARGIN] = self.greedy_margin(sequences, own)
+            scores[GREEDY_MARGIN] = self.greedy_margin(sequences, inner)
         for other in networks_of(names - {GREEDY_MARGIN}):
             with torch.no_grad(), self.networks(other) as network:
-                scores[f"{other}.log_probs"] = self._score(network, sequences, own)[0]
+                scores[f"{other}.log_probs"] = self._score(network, sequences, inner)[0]
         for name in sorted(name for name in names if "@" in name):
             unchanged, _, change = name.partition("@")
             other = unchanged.removesuffix("log_probs").rstrip(".")
             if not other:
-                scores[name] = self._changed(self.network, rollout, own, change, log_probs)
+                scores[name] = self._log_probs_under(self.network, rollout, inner, change, log_probs)
                 continue
             with torch.no_grad(), self.networks(other) as network:
-                scores[name] = self._changed(network, rollout, own, change, scores[unchanged])
+                scores[name] = self._log_probs_under(network, rollout, inner, change, scores[unchanged])
         return scores
 
-    def _changed(
-        self, network: nn.Module, rollout: Rollout, part: Tokens, change: str, own: Float[Tensor, "N"]
+    def _log_probs_under(
+        self, network: nn.Module, rollout: Rollout, part: Tokens, change: str, log_probs: Float[Tensor, "N"]
     ) -> Float[Tensor, "N"]:
         return self.changed_prompts.log_probs(
-            rollout, part, change, own, lambda under, some: self._score(network, under, some)[0]
+            rollout, part, change, log_probs, lambda under, some: self._score(network, under, some)[0]
         )
 
     @torch.no_grad()
@@ -241,34 +243,34 @@ class TokenPolicy(TokenPasses):
 
     def answers(self, prompts: Sequence[Prompt], count: int = 1) -> list[list[Record]]:
         """The best ``count`` answers of each prompt, of at most ``max_tokens`` tokens."""
-        return [[self.written(text) for text in answers_of(prompt)[: count or None]] for prompt in prompts]
+        return [[self.record_of(text) for text in answers_of(prompt)[: count or None]] for prompt in prompts]
 
-    def written(self, text: str) -> Record:
+    def record_of(self, text: str) -> Record:
         """A text as a completion of at most ``max_tokens`` tokens."""
         tokens = self.model.spell(text)
-        record = self._spelled(tokens[: self.max_tokens])
+        record = self._record_of_tokens(tokens[: self.max_tokens])
         return record | {"truncated": torch.tensor(float(len(tokens) > self.max_tokens))}
 
-    def _spelled(self, tokens: Sequence[int]) -> Record:
+    def _record_of_tokens(self, tokens: Sequence[int]) -> Record:
         ids = torch.tensor(tokens, dtype=torch.long)
         zeros = torch.zeros(len(ids))
         fields = {name: zeros[0] if name == "truncated" else zeros for name in self.fields}
         return {**fields, "ids": ids, "loss_mask": self.has_probability(ids[None].to(self.device))[0].cpu()}
 
-    def unfinished(self, record: Record, text: str) -> Record:
+    def reopen(self, record: Record, text: str) -> Record:
         """A completion without its end tokens, and a text behind it."""
         going = ~torch.isin(record["ids"], self.ends.cpu())
         kept = record | {name: value[going] for name, value in record.items() if value.dim()}
-        return self.extended(kept, self._spelled(self.model.spell(text)[:-1])) if text else kept
+        return self.concatenate(kept, self._record_of_tokens(self.model.spell(text)[:-1])) if text else kept
 
     def before(self, record: Record, text: str) -> int:
         """The number of tokens before a text, or before its end where it has none of it."""
-        ids = self.unfinished(record, "")["ids"].tolist()
+        ids = self.reopen(record, "")["ids"].tolist()
         whole = self.model.decode(ids)
         start = whole.find(text)
         return len(ids) if start < 0 else reaching(ids, self.model.decode, len(whole[:start].rstrip()))
 
-    def extended(self, record: Record, rest: Record) -> Record:
+    def concatenate(self, record: Record, rest: Record) -> Record:
         """A completion that goes on with another, without log-probs; it is cut off if the other is."""
         both = {name: value for name, value in record.items() if name in rest and name != "log_probs"}
         return {n: torch.cat([value, rest[n]]) if value.dim() else rest[n] for n, value in both.items()}
@@ -283,10 +285,10 @@ class TokenPolicy(TokenPasses):
         width = max(len(record["ids"]) for record in records)
 
         def rows(name: str, padding: float | int = 0) -> Tensor:
-            several = [record[name] if name in record else torch.zeros(len(record["ids"])) for record in records]
-            if several[0].dim():
-                several = [nn.functional.pad(one, (0, width - len(one)), value=padding) for one in several]
-            return torch.stack(several).to(self.device)
+            tensors = [record[name] if name in record else torch.zeros(len(record["ids"])) for record in records]
+            if tensors[0].dim():
+                tensors = [nn.functional.pad(values, (0, width - len(values)), value=padding) for values in tensors]
+            return torch.stack(tensors).to(self.device)
 
         length = torch.tensor([[len(record["ids"])] for record in records], device=self.device)
         real = torch.arange(width, device=self.device) < length

@@ -136,15 +136,19 @@ def answer_of(prompt: Prompt) -> str:
             "leave them out"
         )
     whole = [*prompt.columns.values(), prompt.meta.get("reply")]
-    return next((one for one in whole if one != prompt.answer and unwrap(one) == prompt.answer), prompt.answer)
+    return next((text for text in whole if text != prompt.answer and unwrap(text) == prompt.answer), prompt.answer)
 
 
 def answers_of(prompt: Prompt) -> list[str]:
     """The texts of the prompt's answers, the best first: those of preference data, else the answer, or a list of
     answers; a prompt without one is an error."""
     if prompt.answers:
-        return [one.text for one in prompt.answers if one.text] or [answer_of(prompt)]
-    if isinstance(prompt.answer, list | tuple) and prompt.answer and all(isinstance(one, str) for one in prompt.answer):
+        return [answer.text for answer in prompt.answers if answer.text] or [answer_of(prompt)]
+    if (
+        isinstance(prompt.answer, list | tuple)
+        and prompt.answer
+        and all(isinstance(answer, str) for answer in prompt.answer)
+    ):
         return [*prompt.answer]
     return [answer_of(prompt)]
 
@@ -184,17 +188,17 @@ class Context:
     def to(self, device: torch.device) -> Context:
         """The same on another device; media stay where they are."""
         begins = self.begins  # before the host would have to wait for them
-        made = replace(
+        context = replace(
             self, ids=put(self.ids, device), real=put(self.real, device), positions=put(self.positions, device)
         )
-        vars(made)["begins"] = begins
-        return made
+        vars(context)["begins"] = begins
+        return context
 
     def take(self, rows: Sequence[int]) -> Context:
         """Some of the prompts, without the padding that none of them needs."""
         index, start = put(torch.tensor(rows), self.ids.device), min(self.begins[row] for row in rows)
         real = self.real[index]
-        made = Context(
+        context = Context(
             self.ids[index, start:],
             real[:, start:],
             self.positions[index, :, start:],
@@ -203,10 +207,10 @@ class Context:
             [self.prefilled[row] for row in rows] if self.prefilled else (),
             [self.forced[row] for row in rows] if self.forced else (),
         )
-        vars(made)["begins"] = [self.begins[row] - start for row in rows]
-        return made
+        vars(context)["begins"] = [self.begins[row] - start for row in rows]
+        return context
 
-    def continued(self, forced: Sequence[tuple[int, ...]]) -> Context:
+    def extend(self, forced: Sequence[tuple[int, ...]]) -> Context:
         """The prompts with tokens after each, which are given and no decisions; itself where there are none."""
         if not any(forced):
             return self
@@ -214,16 +218,16 @@ class Context:
         place, pad = next_position(self), nn.functional.pad
         rows = []
         for row, tail in enumerate(forced):
-            left, own = length - len(tail), torch.tensor(tail, device=device, dtype=self.ids.dtype)
+            left, added = length - len(tail), torch.tensor(tail, device=device, dtype=self.ids.dtype)
             position = place[row] + torch.arange(len(tail), device=device)
             rows.append(
                 (
-                    torch.cat([pad(self.ids[row], (left, 0)), own]),
-                    torch.cat([pad(self.real[row], (left, 0)), torch.ones_like(own, dtype=torch.bool)]),
+                    torch.cat([pad(self.ids[row], (left, 0)), added]),
+                    torch.cat([pad(self.real[row], (left, 0)), torch.ones_like(added, dtype=torch.bool)]),
                     torch.cat([pad(self.positions[row], (left, 0)), position.expand(len(self.positions[row]), -1)], 1),
                 )
             )
-        ids, real, positions = (torch.stack(several) for several in zip(*rows, strict=True))
+        ids, real, positions = (torch.stack(tensors) for tensors in zip(*rows, strict=True))
         longer = replace(self, ids=ids, real=real, positions=positions, forced=tuple(forced))
         return longer.take(range(len(ids)))
 
@@ -306,8 +310,8 @@ class Showing(Protocol):
     """A language model that can be shown media behind its prompts."""
 
     def read_shown(self, media: Sequence[Media], prompt: Prompt) -> Sequence[Any]:
-        """The media one by one, as ``joined`` takes them; ``prompt`` is named in errors. ``Unreadable`` for one that
-        the model does not take, ValueError for a model that takes none behind a prompt."""
+        """The media one by one, as ``append_media`` takes them; ``prompt`` is named in errors. ``Unreadable`` for one
+        that the model does not take, ValueError for a model that takes none behind a prompt."""
         ...
 
     def spell_shown(self, text: str, read: Sequence[Any]) -> list[int]:
@@ -318,7 +322,7 @@ class Showing(Protocol):
         """One of ``read_shown`` without what only the encoder of media reads."""
         ...
 
-    def joined(self, media: Any, read: Sequence[Any]) -> Any:
+    def append_media(self, media: Any, read: Sequence[Any]) -> Any:
         """An entry of ``Context.media`` with further media behind its own."""
         ...
 
@@ -384,7 +388,7 @@ class ShownCache:
 
     def reads(self, media: Sequence[Media], read: Callable[[Sequence[Media]], Sequence[Any]]) -> list[Any]:
         """The media as ``read`` returns them, lean where they are stored."""
-        return [self.entries[id(one)][1] if id(one) in self.entries else read([one])[0] for one in media]
+        return [self.entries[id(medium)][1] if id(medium) in self.entries else read([medium])[0] for medium in media]
 
     def features(
         self,
@@ -393,12 +397,12 @@ class ShownCache:
         compute: Callable[[Sequence[Any]], Features],
     ) -> list[list[Float[Tensor, "_ width"]]]:
         """The features of the media of each row, given as ``reads`` returned them; ``compute`` encodes several."""
-        new = {id(one): (one, read) for row in rows for one, read in row if id(one) not in self.entries}
+        new = {id(medium): (medium, read) for row in rows for medium, read in row if id(medium) not in self.entries}
         if new:
             encoded = compute([read for _, read in new.values()])
-            for (one, read), features in zip(new.values(), encoded, strict=True):
-                self.entries[id(one)] = one, lean(read), features.detach().cpu()
-        return [[self.entries[id(one)][2] for one, _ in row] for row in rows]
+            for (medium, read), features in zip(new.values(), encoded, strict=True):
+                self.entries[id(medium)] = medium, lean(read), features.detach().cpu()
+        return [[self.entries[id(medium)][2] for medium, _ in row] for row in rows]
 
 
 def next_position(context: Context) -> Int[Tensor, "P"]:

@@ -160,23 +160,23 @@ class TokenPasses:
 
     def _context(self, queries: Sequence[Query]) -> Context:
         read: dict[tuple[int, tuple[str, ...]], Prompt] = {}
-        for one in queries:
-            key = id(one.prompt), one.opening
+        for query in queries:
+            key = id(query.prompt), query.opening
             if key not in read:
-                read[key] = append_text(one.prompt, "".join(one.opening)) if any(one.opening) else one.prompt
+                read[key] = append_text(query.prompt, "".join(query.opening)) if any(query.opening) else query.prompt
         distinct, index = distinct_prompts([read[id(query.prompt), query.opening] for query in queries])
         context = self.model.encode(distinct).to(self.device)
         if len(distinct) < len(queries):
             context = context.take(index)
-        return self._with_shown(context.continued([query.forced for query in queries]), queries)
+        return self._with_shown(context.extend([query.forced for query in queries]), queries)
 
     def _with_shown(self, context: Context, queries: Sequence[Query]) -> Context:
         """The context with the media that stand behind its prompts."""
         if not any(query.shown for query in queries):
             return context
-        return self._placed(context, [(query.shown, query.prompt) for query in queries])
+        return self._append_media(context, [(query.shown, query.prompt) for query in queries])
 
-    def _placed(self, context: Context, shown: Sequence[tuple[Sequence[Media], Prompt]]) -> Context:
+    def _append_media(self, context: Context, shown: Sequence[tuple[Sequence[Media], Prompt]]) -> Context:
         """Rows with these media behind those that they have; positions on padding stay as they are. Rows without
         media may have one axis of positions, where they need several now."""
         model, positions, media = self.model, context.positions.clone(), [*context.media]
@@ -186,11 +186,11 @@ class TokenPasses:
             if some:
                 read = partial(model.read_shown, prompt=prompt)
                 reads = self.shown_cache.reads(some, read) if model.frozen_media else read(some)
-                media[row], there = model.joined(media[row], reads), context.real[row]
-                own = model.place(context.ids[row][there].tolist(), media[row])
-                if positions.shape[1] < len(own):
-                    positions = positions.repeat(1, len(own), 1)
-                positions[row][:, there] = own.to(positions.device)
+                media[row], there = model.append_media(media[row], reads), context.real[row]
+                row_positions = model.place(context.ids[row][there].tolist(), media[row])
+                if positions.shape[1] < len(row_positions):
+                    positions = positions.repeat(1, len(row_positions), 1)
+                positions[row][:, there] = row_positions.to(positions.device)
         return replace(context, positions=positions, media=media)
 
     def generate(
@@ -260,7 +260,7 @@ class TokenPasses:
         reusable = features if self.model.frozen_media and not dtype else None
         return Sequences(context, reusable, prompt, completions.ids, completions.real, seed, scale), completions
 
-    def _trained(
+    def _training_scores(
         self, sequences: Sequences, measures: Sequence[str] = (), eval_batch_size: int = 16
     ) -> dict[str, Float[Tensor, "B T"]]:
         """``log_probs`` as training computes them, and ``MEASURES``: without autocast, in one forward pass over whole
@@ -399,7 +399,7 @@ class TokenPasses:
             positions=torch.cat([context.positions, position[:, None].expand(-1, context.positions.shape[1], -1)], 2),
         )
         nameless = Prompt("", "")
-        joint = self._placed(joint, [(sequences.shown[row], nameless) for row in rows.tolist()])
+        joint = self._append_media(joint, [(sequences.shown[row], nameless) for row in rows.tolist()])
         if sequences.features is None:
             features = self._features(network, joint, [""] * len(rows))
         else:
@@ -426,7 +426,7 @@ class TokenPasses:
         positions = (next_position(context)[index][:, None] + packed.place)[:, None].expand(
             -1, context.positions.shape[1], -1
         )
-        seen = packed.seen(context.real[index], whole=whole)
+        seen = packed.attention_mask(context.real[index], whole=whole)
         if whole:
             hidden, _ = self.model.hidden(
                 network,
@@ -438,7 +438,7 @@ class TokenPasses:
             )
             before = context.ids.shape[1]
             # Any row of a prompt has the state of its last token.
-            first = torch.tensor([packed.owners.index(one) for one in range(len(context.ids))])
+            first = torch.tensor([packed.owners.index(prompt_row) for prompt_row in range(len(context.ids))])
             last, hidden = hidden[put(first, self.device), before - 1], hidden[:, before:]
         else:
             prefix, cache = self.model.hidden(network, context.ids, context.there, context.positions, features, None)
@@ -469,8 +469,8 @@ class TokenPasses:
         first = {id(query.prompt): row for row, query in reversed([*enumerate(queries)])}
         if len(first) < len(queries):
             rows = sorted(first.values())
-            found = self._cached_features(context.take(rows), [queries[row] for row in rows])
-            return [found[rows.index(first[id(query.prompt)])] for query in queries] if found else found
+            features = self._cached_features(context.take(rows), [queries[row] for row in rows])
+            return [features[rows.index(first[id(query.prompt)])] for query in queries] if features else features
         names = [query.prompt.id for query in queries]
         if not (self.model.frozen_media and self.feature_cache.capacity):
             return self._features(self.network, context, names)
@@ -507,11 +507,14 @@ class TokenPasses:
             [*zip(some, read[len(read) - len(some) :], strict=True)]
             for some, read in zip(media, context.media, strict=True)
         ]
-        found = [[put(one, self.device) for one in row] for row in self.shown_cache.features(rows, model.lean, compute)]
+        of_rows = [
+            [put(feature, self.device) for feature in row]
+            for row in self.shown_cache.features(rows, model.lean, compute)
+        ]
         if prompts:
-            found = [[before, *row] for before, row in zip(prompts, found, strict=True)]
-        empty = next(one for row in found for one in row)[:0]
-        features = [torch.cat([empty, *row]) for row in found]
+            of_rows = [[before, *row] for before, row in zip(prompts, of_rows, strict=True)]
+        empty = next(feature for row in of_rows for feature in row)[:0]
+        features = [torch.cat([empty, *row]) for row in of_rows]
         self._check_features(features, context, names)
         return features
 
@@ -529,26 +532,26 @@ class TokenPasses:
     def records(self, sequences: Any, prompts: Sequence[Prompt], names: frozenset[str]) -> dict[str, Tensor]:
         """What the request asks of samples that are scored once more. ``sequences``: ``Sequences``, or any steps of a
         walk where it asks for none of it."""
-        found, network = {}, self.network
+        records, network = {}, self.network
         for name, thought in (("answer_probability", True), ("answer_prior", False)):
             if name in names:
-                found[name] = answer_likelihood(sequences, prompts, self.model, self.log_probs, thought)
+                records[name] = answer_likelihood(sequences, prompts, self.model, self.log_probs, thought)
         if "gradient_feature" in names:
-            found["gradient_feature"] = gradient_features(
+            records["gradient_feature"] = gradient_features(
                 sequences,
                 lambda rows: self.states(network, sequences, rows),
                 lambda hidden, first: self._log_softmax(network, hidden, first, sequences.temperature),
                 self.logits_chunk_size,
             )
         if "segment" in names:
-            found["segment"] = segments(sequences, self.model.decode)
+            records["segment"] = segments(sequences, self.model.decode)
         if "character" in names:
-            found["character"] = characters(sequences, self.model.decode)
+            records["character"] = characters(sequences, self.model.decode)
         if "token_id" in names:
-            found["token_id"] = sequences.ids
-        return found
+            records["token_id"] = sequences.ids
+        return records
 
-    def ended(self, sequences: Sequences) -> Bool[Tensor, " B"]:
+    def has_end(self, sequences: Sequences) -> Bool[Tensor, " B"]:
         """Rows that have an end token."""
         return (torch.isin(sequences.ids, self.ends) & sequences.real).any(1)
 
@@ -557,11 +560,11 @@ class TokenPasses:
         seen, prefilled = sequences.context.seen, sequences.context.prefilled
         outputs: list[Output] = []
         width = sequences.ids.shape[1]  # one copy to the host of all that is read
-        table = torch.cat([sequences.ids, sequences.real, self.ended(sequences)[:, None]], 1).cpu()
+        table = torch.cat([sequences.ids, sequences.real, self.has_end(sequences)[:, None]], 1).cpu()
         tables = table[:, :width], table[:, width:-1].bool(), table[:, -1]
         for row, ids, real, ended in zip(sequences.prompts.tolist(), *tables, strict=True):
-            given = list(sequences.context.forced[row]) if sequences.context.forced else []
-            text, sizes = self.model.decode(given + ids[real].tolist()), seen[row] if seen else ()
+            forced = list(sequences.context.forced[row]) if sequences.context.forced else []
+            text, sizes = self.model.decode(forced + ids[real].tolist()), seen[row] if seen else ()
             opening = str(prefilled[row]) if prefilled else ""
             tokens = tuple(ids[real].tolist())
             outputs.append(Text(text, int(real.sum()), not bool(ended), sizes, opening, tokens))

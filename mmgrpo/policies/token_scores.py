@@ -50,8 +50,8 @@ class Sampled:
         if len(self.suppressed):
             table.index_fill_(1, self.suppressed, value)
         if len(self.begin_suppressed):
-            own = table[:, self.begin_suppressed]
-            table.index_copy_(1, self.begin_suppressed, torch.where(first[:, None], value, own))
+            values = table[:, self.begin_suppressed]
+            table.index_copy_(1, self.begin_suppressed, torch.where(first[:, None], value, values))
         return table
 
 
@@ -126,29 +126,29 @@ class Packed:
         """First fit, the longest completions first, into rows of ``size`` tokens where none is longer. ``owners`` are
         the prompts of completions, below ``prompts``, and ``tokens`` their lengths."""
         # The last token of a completion is predicted, and read by nothing.
-        lengths = [max(0, one - 1) for one in tokens]
+        lengths = [max(0, length - 1) for length in tokens]
         width = max(*lengths, min(size, sum(lengths)))
         rows: list[list[int]] = []
         room: list[int] = []
-        for one in sorted(range(len(owners)), key=lambda one: -lengths[one]):
+        for item in sorted(range(len(owners)), key=lambda item: -lengths[item]):
             fits = (
-                row for row, left in enumerate(room) if left >= lengths[one] and owners[rows[row][0]] == owners[one]
+                row for row, left in enumerate(room) if left >= lengths[item] and owners[rows[row][0]] == owners[item]
             )
             if (row := next(fits, -1)) < 0:
                 rows.append([])
                 room.append(width)
                 row = len(rows) - 1
-            rows[row].append(one)
-            room[row] -= lengths[one]
+            rows[row].append(item)
+            room[row] -= lengths[item]
         width -= min(room)
         part, place, start = [], [], [0] * len(owners)
         for number, row in enumerate(rows):
             parts: list[int] = []
             places: list[int] = []
-            for one in row:
-                start[one] = prompts + number * width + len(parts)
-                parts += [one] * lengths[one]
-                places += range(lengths[one])
+            for item in row:
+                start[item] = prompts + number * width + len(parts)
+                parts += [item] * lengths[item]
+                places += range(lengths[item])
             part.append(parts + [-1] * (width - len(parts)))
             place.append(places + [0] * (width - len(parts)))
         # Token 0 is predicted at the end of the prompt, token t one place behind t - 1 in its row.
@@ -168,12 +168,12 @@ class Packed:
         """The values of a table of completions at the tokens of the rows."""
         return torch.where(self.part >= 0, table[self.part.clamp_min(0), self.place], filler)
 
-    def seen(self, before: Bool[Tensor, "rows length"], *, whole: bool) -> Bool[Tensor, "rows _ total"]:
+    def attention_mask(self, before: Bool[Tensor, "rows length"], *, whole: bool) -> Bool[Tensor, "rows _ total"]:
         """Which tokens each token attends to: those of the prompt that are there, and its completion's up to itself.
         ``whole``: for the tokens of the prompt too, each of which attends to those before it."""
         width, length = self.part.shape[1], before.shape[1]
-        own = (self.part[:, :, None] == self.part[:, None, :]).tril()
-        behind = torch.cat([before[:, None].expand(-1, width, -1), own], 2)
+        same = (self.part[:, :, None] == self.part[:, None, :]).tril()
+        behind = torch.cat([before[:, None].expand(-1, width, -1), same], 2)
         if not whole:
             return behind
         square = torch.ones(length, length, dtype=torch.bool, device=before.device)

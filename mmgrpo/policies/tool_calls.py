@@ -51,15 +51,15 @@ def _read(content: str, closing: str) -> tuple[str, Mapping[str, Any] | str]:
         return named, f"got the key '{unknown[0]}' in a call, {expected}"
     if len(keys) > 1:
         return named, f"got {' and '.join(keys)} in a call, {expected}"
-    given: Any = read[keys[0]] if keys else {}
-    if isinstance(given, str):  # as in OpenAI's messages
+    arguments: Any = read[keys[0]] if keys else {}
+    if isinstance(arguments, str):  # as in OpenAI's messages
         try:
-            check_values(given := object_of(given))
+            check_values(arguments := object_of(arguments))
         except ValueError:
             return named, f"got {keys[0]} as a text that is no object of JSON, {expected}"
-    if not isinstance(given, dict):
+    if not isinstance(arguments, dict):
         return named, f"got {keys[0]} that are no object, {expected}"
-    return named, given
+    return named, arguments
 
 
 def arguments_of(schema: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -77,16 +77,16 @@ def arguments_of(schema: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[d
     converted = {}
     for name, value in given.items():
         try:
-            converted[name] = converted_to(properties[name], value)
+            converted[name] = convert_to(properties[name], value)
         except ValueError as error:
             return {}, f"argument '{name}': {error}"
     return converted, ""
 
 
-def converted_to(schema: Mapping[str, Any], value: Any) -> Any:
+def convert_to(schema: Mapping[str, Any], value: Any) -> Any:
     """A value as a JSON schema describes it; ValueError where it is none and cannot be converted to one."""
     kinds = [{**schema, "type": kind} for kind in schema["type"]] if isinstance(schema.get("type"), list) else [schema]
-    kinds = [one for kind in kinds for one in kind.get("anyOf") or [kind]]
+    kinds = [option for kind in kinds for option in kind.get("anyOf") or [kind]]
     if schema.get("nullable"):
         kinds.append({"type": "null"})
     for convert in (False, True):  # a kind that it has already goes before one to which it could be converted
@@ -118,11 +118,11 @@ def _read_as(schema: Mapping[str, Any], value: Any, convert: bool) -> Any:
         return WRONG
     try:
         if isinstance(value, list) and "items" in schema:
-            return [converted_to(schema["items"], entry) for entry in value]
+            return [convert_to(schema["items"], entry) for entry in value]
         if isinstance(value, dict):
             inner, other = schema.get("properties") or {}, schema.get("additionalProperties")
             rest = other if isinstance(other, Mapping) else {}
-            return {name: converted_to(inner.get(name, rest), entry) for name, entry in value.items()}
+            return {name: convert_to(inner.get(name, rest), entry) for name, entry in value.items()}
     except ValueError:
         if convert:
             raise

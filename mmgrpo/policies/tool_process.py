@@ -62,7 +62,7 @@ class ToolProcess:
         try:
             return self._idle.pop()
         except IndexError:
-            return self._opened()
+            return self._open()
 
     def leave(self, copy: Copy, seconds: float) -> None:
         """Give back a copy that was taken; its instance of a class ends."""
@@ -71,7 +71,7 @@ class ToolProcess:
         if copy.open:
             self._idle.append(copy)
 
-    def _opened(self) -> Copy:
+    def _open(self) -> Copy:
         with _LOCK:
             try:
                 self._ready()
@@ -128,7 +128,7 @@ class ToolProcess:
         if self._names:
             started = child.start("mmgrpo.policies.tool_worker", os.getcwd(), self)
         else:
-            started = self._forked()
+            started = self._fork()
         self._process, connection, self._end = process, *_ = started
         self._line = child.Line(connection, lambda: process.poll() is None)
         if self._names:
@@ -140,7 +140,7 @@ class ToolProcess:
                 self.close()
                 raise RuntimeError(f"sampling.tools: {', '.join(self._names)} in a process of their own: {error}")
 
-    def _forked(self) -> child.Started:
+    def _fork(self) -> child.Started:
         ours, theirs = socket.socketpair()
         parent, run = os.pipe()
         for stream in (sys.stdout, sys.stderr):
@@ -152,8 +152,8 @@ class ToolProcess:
         if number == 0:
             try:
                 os.setsid()  # a Ctrl-C is the run's
-                for one in (signal.SIGINT, signal.SIGTERM):
-                    signal.signal(one, signal.SIG_DFL)
+                for kind in (signal.SIGINT, signal.SIGTERM):
+                    signal.signal(kind, signal.SIG_DFL)
                 ours.close()
                 os.close(run)
                 child.end_with(parent)
@@ -222,14 +222,14 @@ class Forked:
 
     def poll(self) -> int | None:
         """Its status, once it has ended."""
-        return self._waited(os.WNOHANG)
+        return self._reap(os.WNOHANG)
 
     def wait(self, timeout: float | None = None) -> int:
         """Its status, for which it waits."""
-        status = self._waited(0)
+        status = self._reap(0)
         return 0 if status is None else status
 
-    def _waited(self, how: int) -> int | None:
+    def _reap(self, how: int) -> int | None:
         if self._status is None:
             try:
                 number, status = os.waitpid(self.pid, how)

@@ -36,24 +36,24 @@ def _function_or_class(value: Any) -> str:
     return "" if inspect.isfunction(value) or inspect.isclass(value) else "a function or a class"
 
 
-def offered(tools: Sequence[Any]) -> dict[str, tuple[type | None, Callable[..., Any]]]:
+def tools_by_name(tools: Sequence[Any]) -> dict[str, tuple[type | None, Callable[..., Any]]]:
     """Each tool by its name, with the class whose method it is. ValueError for a name that two have, and for a class
     without a public method."""
-    found: dict[str, tuple[type | None, Callable[..., Any]]] = {}
+    offered: dict[str, tuple[type | None, Callable[..., Any]]] = {}
     for tool in tools:
         owner = tool if isinstance(tool, type) else None
-        own = {tool.__name__: tool} if owner is None else _methods(owner)
-        if not own:
+        methods = {tool.__name__: tool} if owner is None else _methods(owner)
+        if not methods:
             raise ValueError(f"sampling.tools: class '{tool.__name__}' has no public method, expected at least one")
-        if twice := found.keys() & own.keys():
+        if twice := offered.keys() & methods.keys():
             raise ValueError(f"sampling.tools: two tools have the name '{min(twice)}'; rename one")
-        found |= {name: (owner, function) for name, function in own.items()}
-    return found
+        offered |= {name: (owner, function) for name, function in methods.items()}
+    return offered
 
 
 def _methods(owner: type) -> dict[str, Callable[..., Any]]:
     functions = inspect.getmembers(owner, inspect.isfunction)
-    return {name: one for name, one in functions if not name.startswith("_") and name not in HOOKS}
+    return {name: function for name, function in functions if not name.startswith("_") and name not in HOOKS}
 
 
 def opens(owner: type) -> bool:
@@ -61,7 +61,7 @@ def opens(owner: type) -> bool:
     reset = getattr(owner, "reset", None)
     if not inspect.isfunction(reset):
         return False
-    hint = _returned(reset)
+    hint = _return_hint(reset)
     either = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return str in either or hint in ("str", "str | None", "Optional[str]")
 
@@ -72,7 +72,9 @@ def reset_parameters(owner: type) -> int:
     if not callable(getattr(owner, "reset", None)):
         return 0
     parameters = inspect.signature(object.__new__(owner).reset).parameters.values()
-    return COLUMNS if any(one.kind is one.VAR_KEYWORD for one in parameters) else min(2, len(parameters))
+    return (
+        COLUMNS if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters) else min(2, len(parameters))
+    )
 
 
 def having(tools: Sequence[Any], method: str) -> list[type]:
@@ -88,10 +90,10 @@ def hook(owner: type, method: str) -> str:
 
 def returning_images(tools: Sequence[Any]) -> list[str]:
     """The tools whose annotations say that they return images."""
-    return [name for name, (_, function) in offered(tools).items() if _of_images(_returned(function))]
+    return [name for name, (_, function) in tools_by_name(tools).items() if _of_images(_return_hint(function))]
 
 
-def _returned(function: Callable[..., Any]) -> Any:
+def _return_hint(function: Callable[..., Any]) -> Any:
     """What a function is annotated to return, as text where names of its annotations exist for type checkers only."""
     try:
         return get_type_hints(function).get("return")

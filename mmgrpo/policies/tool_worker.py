@@ -32,7 +32,7 @@ from PIL import Image as Pil
 
 from mmgrpo.data.images import from_pil
 from mmgrpo.data.values import reason_of
-from mmgrpo.policies.tool_table import COLUMNS, WorldFailed, hook, load_tools, offered
+from mmgrpo.policies.tool_table import COLUMNS, WorldFailed, hook, load_tools, tools_by_name
 from mmgrpo.scoring.child import arguments, end_with, receive
 from mmgrpo.scoring.trl import as_messages
 from mmgrpo.scoring.wire import frames, read
@@ -52,16 +52,16 @@ def main() -> NoReturn:
     """Import the tools, then fork copies until the run has ended."""
     control, parent = arguments(sys.argv[1:])
     end_with(parent)
-    asked = read(lambda: receive(control))
+    setup = read(lambda: receive(control))
     try:
-        tools = load_tools(asked["names"])
+        tools = load_tools(setup["names"])
         answer: dict[str, Any] = {}
     except BaseException as error:
         tools, answer = [], {"error": reason_of(error)}
     gc.collect()
     for part in frames(answer):
         control.sendall(part)
-    serve(control, parent, tools, asked["memory"])
+    serve(control, parent, tools, setup["memory"])
 
 
 def serve(control: socket.socket, parent: int, tools: Sequence[Any], memory: int = 0) -> NoReturn:
@@ -89,16 +89,16 @@ def serve(control: socket.socket, parent: int, tools: Sequence[Any], memory: int
                     os.setpgid(number, number)
             control.sendall(number.to_bytes(8, "big", signed=True))
         elif kind == END:
-            status = _ended(number) if number in running else -signal.SIGKILL
+            status = _end(number) if number in running else -signal.SIGKILL
             running.discard(number)
             control.sendall(status.to_bytes(8, "big", signed=True))
         else:
             for number in running:
-                _ended(number)
+                _end(number)
             os._exit(0)
 
 
-def _ended(number: int) -> int:
+def _end(number: int) -> int:
     """The status of a copy, which is killed with what it has started."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(number, signal.SIGKILL)
@@ -116,7 +116,7 @@ def _limit(memory: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (held + memory, held + memory))
 
 
-def _opened() -> tuple[int, int, bool]:
+def _open_handles() -> tuple[int, int, bool]:
     """How many files and sockets this process has open, 0 where the system does not tell, how many threads it has, and
     whether it has started another."""
     files, children = 0, True
@@ -139,13 +139,13 @@ def _copy(connection: socket.socket, parent: int, tools: Sequence[Any]) -> NoRet
         ):  # opened again: the signal of a pipe goes to one group; no /proc: the connection ends it
             end_with(os.open(f"/proc/self/fd/{parent}", os.O_RDONLY | os.O_NONBLOCK))
         seed_all(int.from_bytes(os.urandom(4), "big"))  # not as in all other copies
-        table, instance, own, begun = offered(tools), None, os.getpid(), _opened()
+        table, instance, process, begun = tools_by_name(tools), None, os.getpid(), _open_handles()
         while True:
             request = read(lambda: receive(connection))
-            answer, instance = answered(request, tools, table, instance)
-            if "leave" in request and any(now > then for now, then in zip(_opened(), begun, strict=True)):
+            answer, instance = answer_request(request, tools, table, instance)
+            if "leave" in request and any(now > then for now, then in zip(_open_handles(), begun, strict=True)):
                 answer["spent"] = True  # what a completion has left open, its server for instance, ends with it
-            if os.getpid() != own:
+            if os.getpid() != process:
                 break  # a copy that the tool forked and that came back
             for part in frames(answer):
                 connection.sendall(part)
@@ -165,7 +165,7 @@ def seed_all(seed: int) -> None:
 Table = Mapping[str, tuple[type | None, Callable[..., Any]]]
 
 
-def answered(
+def answer_request(
     request: Mapping[str, Any], tools: Sequence[Any], table: Table, instance: Any
 ) -> tuple[dict[str, Any], Any]:
     """The answer to a request, and the instance of a class that answers the next.
@@ -181,18 +181,18 @@ def answered(
             instance = owner()
             text = None
             if request["parameters"] == COLUMNS:
-                text = _finished(instance.reset(**_columns(request["prompt"])))
+                text = _resolve(instance.reset(**_columns(request["prompt"])))
             elif callable(getattr(owner, "reset", None)):
-                text = _finished(instance.reset(*[request["prompt"], request["seed"]][: request["parameters"]]))
+                text = _resolve(instance.reset(*[request["prompt"], request["seed"]][: request["parameters"]]))
             return _plain(text, str | None), instance
         if "leave" in request:
             instance = None  # which ends it, within the try
             return {}, None
         if "hook" in request:
-            value = _finished(getattr(instance, hook(type(instance), request["hook"]))())
+            value = _resolve(getattr(instance, hook(type(instance), request["hook"]))())
             return _json(value) if request["hook"] == "state" else _plain(value, int | float), instance
         owner, function = table[request["call"]]
-        value = _finished((function if owner is None else getattr(instance, request["call"]))(**request["arguments"]))
+        value = _resolve((function if owner is None else getattr(instance, request["call"]))(**request["arguments"]))
     except BaseException as error:  # whatever a tool raises, SystemExit too, the policy reads it
         said = {"error": encodable(reason_of(error))}
         return (said | {"failed": True} if isinstance(error, WorldFailed) else said), instance
@@ -205,7 +205,7 @@ def _columns(prompt: Prompt) -> dict[str, Any]:
     return {**row, "prompt": as_messages(prompt) if prompt.turns else prompt.text}
 
 
-def _finished(value: Any) -> Any:
+def _resolve(value: Any) -> Any:
     """The result of a method, which may be asynchronous."""
 
     async def wait() -> Any:

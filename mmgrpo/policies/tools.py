@@ -42,7 +42,7 @@ from mmgrpo.data.messages import append_text
 from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.token_model import Query, Showing, Speller, TokenModel
 from mmgrpo.policies.tool_calls import arguments_of, calls_of
-from mmgrpo.policies.tool_table import WorldFailed, having, offered, opens, reset_parameters
+from mmgrpo.policies.tool_table import WorldFailed, having, opens, reset_parameters, tools_by_name
 from mmgrpo.randomness import derive
 from mmgrpo.types import Call, Image, Media, Prompt, Turn
 
@@ -100,7 +100,7 @@ class Summaries:
     """Tokens behind the prompt beyond which a context is summed up, when the calls of a turn were answered."""
     most: int
     """Summaries of a completion; where the context after the last is full, it ends."""
-    asked: str
+    instruction: str
     """What the model reads at the end of the last answer: that it is to write the summary."""
 
     def again(self, prompt: Prompt, summary: str) -> Prompt:
@@ -215,72 +215,77 @@ class Conversations:
     def spans(self) -> list[Span]:
         """The contexts in which something was written, those of a completion one after the other."""
         ends = [
-            (row, now, Context(one.query.prompt, len(one.ids), len(one.shown)) if then is None else then, one)
-            for row, one in enumerate(self.episodes)
-            for now, then in zip_longest(one.contexts, one.contexts[1:])
+            (
+                row,
+                now,
+                Context(episode.query.prompt, len(episode.ids), len(episode.shown)) if then is None else then,
+                episode,
+            )
+            for row, episode in enumerate(self.episodes)
+            for now, then in zip_longest(episode.contexts, episode.contexts[1:])
         ]
         return [
-            Span(row, now.prompt, now.token, then.token - now.token, tuple(one.shown[now.shown : then.shown]))
-            for row, now, then, one in ends
+            Span(row, now.prompt, now.token, then.token - now.token, tuple(episode.shown[now.shown : then.shown]))
+            for row, now, then, episode in ends
             if now.token < then.token
         ]
 
     @property
     def shown(self) -> Sequence[tuple[Media, ...]]:
         """The media in each completion; empty if none has any."""
-        return [tuple(one.shown) for one in self.episodes] if any(one.shown for one in self.episodes) else ()
+        return [tuple(e.shown) for e in self.episodes] if any(e.shown for e in self.episodes) else ()
 
     @property
     def ended(self) -> Bool[Tensor, " B"]:
         """Completions that were not cut off."""
-        ended = torch.tensor([one.end not in CUT for one in self.episodes])
+        ended = torch.tensor([episode.end not in CUT for episode in self.episodes])
         return ended.to(self.observed.device)
 
     def fields(self, records: frozenset[str] = frozenset()) -> dict[str, Tensor]:
         """``NUMBERS`` of each completion and ``world_failed``, ``turn``, ``state`` and ``action`` where they are asked
         for, and the rewards of turns with them or where tools have given some."""
         rows = [
-            (one.turn, len(one.calls), sum(bool(call.error) for call in one.calls), ENDS.index(one.end))
-            for one in self.episodes
+            (episode.turn, len(episode.calls), sum(bool(call.error) for call in episode.calls), ENDS.index(episode.end))
+            for episode in self.episodes
         ]
         numbers: dict[str, Tensor] = dict(
             zip(NUMBERS, torch.tensor(rows, dtype=torch.float32).to(self.observed.device).T)
         )
-        numbers["world_failed"] = torch.tensor([float(bool(one.fault)) for one in self.episodes]).to(
+        numbers["world_failed"] = torch.tensor([float(bool(episode.fault)) for episode in self.episodes]).to(
             self.observed.device
         )
         if "turn" in records:
             numbers["turn"] = self.turn
         if "state" in records:
-            numbers["state"] = self.of_turns([one.states for one in self.episodes])
+            numbers["state"] = self.of_turns([episode.states for episode in self.episodes])
         if "action" in records:
-            numbers["action"] = self.of_turns([one.actions for one in self.episodes])
-        rewarded = "turn" in records or any(one.earned for one in self.episodes)
+            numbers["action"] = self.of_turns([episode.actions for episode in self.episodes])
+        rewarded = "turn" in records or any(episode.earned for episode in self.episodes)
         return numbers | {"step_rewards": self.step_rewards} if rewarded else numbers
 
     @property
     def step_rewards(self) -> Float[Tensor, "B T"]:
         """What the tools gave to each turn, at its last token, and 0 elsewhere; NaN where one failed."""
         table = torch.zeros(self.observed.shape)
-        for row, one in zip(table, self.episodes, strict=True):
-            row[one.ends[: len(one.earned)]] = torch.tensor(one.earned)
+        for row, episode in zip(table, self.episodes, strict=True):
+            row[episode.ends[: len(episode.earned)]] = torch.tensor(episode.earned)
         return table.to(self.observed.device)
 
     def of_turns(self, numbers: Sequence[Sequence[int]]) -> Int[Tensor, "B T"]:
         """At each token of the policy the number that its turn has; 0 elsewhere."""
-        turn, width = self.turn, max(one.turn for one in self.episodes)
+        turn, width = self.turn, max(episode.turn for episode in self.episodes)
         pairs = zip(self.episodes, numbers, strict=True)
-        table = torch.tensor([[*own[: one.turn], *[0] * (width - one.turn)] for one, own in pairs])
+        table = torch.tensor([[*known[: episode.turn], *[0] * (width - episode.turn)] for episode, known in pairs])
         return torch.where(turn >= 0, table.to(turn.device).gather(1, turn.clamp(min=0)), 0)
 
     @property
     def turn(self) -> Int[Tensor, "B T"]:
         """The number of the turn that each token of the policy is in, from 0; -1 elsewhere."""
-        begun = torch.zeros(self.observed.shape, dtype=torch.long)
-        for row, one in zip(begun, self.episodes, strict=True):
-            row[[end + 1 for end in one.ends[:-1]]] = 1
+        starts = torch.zeros(self.observed.shape, dtype=torch.long)
+        for row, episode in zip(starts, self.episodes, strict=True):
+            row[[end + 1 for end in episode.ends[:-1]]] = 1
         written = self.drawn.real & ~self.observed
-        return torch.where(written, begun.cumsum(1).to(written.device), -1)
+        return torch.where(written, starts.cumsum(1).to(written.device), -1)
 
 
 @dataclass(frozen=True)
@@ -318,8 +323,8 @@ class Tools:
 
     @cached_property
     def table(self) -> dict[str, tuple[type | None, Callable[..., Any]]]:
-        """``offered``, of these tools."""
-        return offered(self.tools)
+        """``tools_by_name``, of these tools."""
+        return tools_by_name(self.tools)
 
     @cached_property
     def rewarding(self) -> list[type]:
@@ -331,24 +336,24 @@ class Tools:
         """The classes that write behind the prompt."""
         return [tool for tool in self.tools if isinstance(tool, type) and opens(tool)]
 
-    def opened(self, queries: Sequence[Query], seed: int) -> list[Query]:
+    def open_prompts(self, queries: Sequence[Query], seed: int) -> list[Query]:
         """The queries with what the classes write behind their prompts; all completions of a prompt read the same, and
         nothing where a class cannot begin."""
         if not self.opening:
             return list(queries)
 
-        def begun(owner: type, query: Query) -> str:
-            copy, text = self._begun(owner, query, seed)
+        def begin(owner: type, query: Query) -> str:
+            copy, text = self._begin_instance(owner, query, seed)
             self.process.leave(copy, self.seconds)
             return text
 
-        def written(query: Query) -> Query:
+        def open_prompt(query: Query) -> Query:
             try:
-                return replace(query, opening=tuple(begun(owner, query) for owner in self.opening))
+                return replace(query, opening=tuple(begin(owner, query) for owner in self.opening))
             except WorldFailed as error:
                 return replace(query, opening=("",) * len(self.opening), fault=str(error))
 
-        return [*self._each(queries, written)]
+        return [*self._each(queries, open_prompt)]
 
     @cached_property
     def rewarding_turns(self) -> list[type]:
@@ -388,7 +393,7 @@ class Tools:
             opened = [Turn("user", (text,))] if (text := "".join(query.opening)) else []
             rows.append(Episode(query, members.setdefault(query.slot, 0), turns=opened, fault=query.fault))
             members[query.slot] += 1
-        begun, trees = [*rows], list[int]()
+        episodes, trees = [*rows], list[int]()
 
         def go_on(some: Sequence[Episode], number: int) -> None:
             self._converse(some, None, draw, model, ends, most, seed, keyed, (number + 1) * STREAMS)
@@ -396,68 +401,68 @@ class Tools:
         try:
             self._converse(rows, first, draw, model, ends, most, seed, keyed)
             if tree:
-                leaves = tree.grow(rows, seed, partial(self._forked, seed=seed), go_on, begun.append)
-                rows, trees = [one for one, _ in leaves], [number for _, number in leaves]
+                leaves = tree.grow(rows, seed, partial(self._fork, seed=seed), go_on, episodes.append)
+                rows, trees = [leaf for leaf, _ in leaves], [number for _, number in leaves]
         finally:
-            for one in begun:
-                for copy in one.instances.values():
+            for episode in episodes:
+                for copy in episode.instances.values():
                     self.process.leave(copy, self.seconds)
         self._count(rows)
-        return replace(_joined(rows, first, model.pad_id), trees=trees)
+        return replace(_join(rows, first, model.pad_id), trees=trees)
 
-    def _forked(self, one: Episode, turn: int, member: int, seed: int) -> Episode:
+    def _fork(self, episode: Episode, turn: int, member: int, seed: int) -> Episode:
         """A completion that goes on from before a turn of another: with its tokens and calls, which are made again in
         instances of its own. RuntimeError where they are answered otherwise."""
-        (tokens, shown_), (turns, calls) = one.begun[turn], one.before[turn]
+        (tokens, shown_), (turns, calls) = episode.begun[turn], episode.before[turn]
         fork = Episode(
-            one.query,
+            episode.query,
             member,
-            one.ids[:tokens],
-            one.observed[:tokens],
-            {name: values[:tokens] for name, values in one.numbers.items()},
-            begun=one.begun[:turn],
-            ends=one.ends[:turn],
-            earned=one.earned[:turn],
-            states=one.states[: turn + 1],
-            actions=one.actions[:turn],
-            turns=one.turns[:turns],
-            shown=one.shown[:shown_],
-            calls=one.calls[:calls],
-            before=one.before[:turn],
-            fault=one.query.fault,
-            parent=one,
+            episode.ids[:tokens],
+            episode.observed[:tokens],
+            {name: values[:tokens] for name, values in episode.numbers.items()},
+            begun=episode.begun[:turn],
+            ends=episode.ends[:turn],
+            earned=episode.earned[:turn],
+            states=episode.states[: turn + 1],
+            actions=episode.actions[:turn],
+            turns=episode.turns[:turns],
+            shown=episode.shown[:shown_],
+            calls=episode.calls[:calls],
+            before=episode.before[:turn],
+            fault=episode.query.fault,
+            parent=episode,
             shared_turns=turn,
             shared_tokens=tokens,
         )
-        if not one.instances:
+        if not episode.instances:
             return fork
         for place in range(turn):
-            first, made = one.before[place]
-            written = str(one.turns[first].parts[0])
-            for number, (name, given) in enumerate(calls_of(written)[: self.calls_per_turn or None]):
+            first, calls_before = episode.before[place]
+            written = str(episode.turns[first].parts[0])
+            for number, (name, arguments) in enumerate(calls_of(written)[: self.calls_per_turn or None]):
                 if name not in self.table or self.table[name][0] is None:
                     continue
-                again, was = self._answered(fork, name, given, seed), one.calls[made + number]
-                if (again.result, again.error) != (was.result, was.error):
+                repeated, before = self._make_call(fork, name, arguments, seed), episode.calls[calls_before + number]
+                if (repeated.result, repeated.error) != (before.result, before.error):
                     raise RuntimeError(
-                        f"sampling.tree: '{name}' answered {again.result or again.error!r:.80} when the calls of a "
-                        f"completion of prompt '{one.query.prompt.id}' were made again, expected "
-                        f"{was.result or was.error!r:.80} as before; in a tree the answers of a class may depend "
+                        f"sampling.tree: '{name}' answered {repeated.result or repeated.error!r:.80} when the calls of "
+                        f"a completion of prompt '{episode.query.prompt.id}' were made again, expected "
+                        f"{before.result or before.error!r:.80} as before; in a tree the answers of a class may depend "
                         "on the prompt, the seed and the calls alone"
                     )
             if self.rewarding_turns:
-                self._given(fork, "turn_reward", self.rewarding_turns, seed)
+                self._sum_hooks(fork, "turn_reward", self.rewarding_turns, seed)
         return fork
 
     def _count(self, rows: Sequence[Episode]) -> None:
         """Warn of worlds that failed; RuntimeError where those of ``FAILURES`` prompts in a row have."""
-        for fault in dict.fromkeys(one.fault for one in rows if one.fault):
+        for fault in dict.fromkeys(e.fault for e in rows if e.fault):
             warnings.warn(f"sampling.tools: a completion has no reward, as its world failed: {fault}", stacklevel=2)
-        for _, group in groupby(rows, key=lambda one: one.query.slot):
+        for _, group in groupby(rows, key=lambda episode: episode.query.slot):
             some = [*group]
-            if all(one.fault for one in some):
+            if all(episode.fault for episode in some):
                 self.process.failures += 1
-            elif any(one.instances and not one.fault for one in some):
+            elif any(episode.instances and not episode.fault for episode in some):
                 self.process.failures = 0
             if self.process.failures >= FAILURES:
                 raise RuntimeError(
@@ -479,79 +484,81 @@ class Tools:
         """Continue the completions until all have ended; ``first``: what is already drawn of their next turn, that of
         the number ``turn``."""
         if keyed and first is not None:
-            for one, state in zip(rows, self._each(rows, partial(self._state, (), seed=seed)), strict=True):
-                one.states.append(state)
-        turned = partial(self._turned, seed=seed, keyed=keyed)
+            for episode, state in zip(rows, self._each(rows, partial(self._state, (), seed=seed)), strict=True):
+                episode.states.append(state)
+        turned = partial(self._answer_turn, seed=seed, keyed=keyed)
         going, drawn = rows, first
         while True:
             if drawn is None:
-                asked = [
+                queries = [
                     replace(
-                        one.query,
-                        prompt=one.here.prompt,
-                        slot=one.query.slot * STREAMS + one.member,
+                        episode.query,
+                        prompt=episode.here.prompt,
+                        slot=episode.query.slot * STREAMS + episode.member,
                         count=1,
-                        forced=tuple(one.ids[one.here.token :]),
-                        shown=tuple(one.shown[one.here.shown :]),
+                        forced=tuple(episode.ids[episode.here.token :]),
+                        shown=tuple(episode.shown[episode.here.shown :]),
                     )
-                    for one in going
+                    for episode in going
                 ]
-                drawn = draw(asked, most - min(len(one.ids) for one in going), turn)
+                drawn = draw(queries, most - min(len(episode.ids) for episode in going), turn)
             tables = {"log_probs": drawn.log_probs.tolist(), "entropy": drawn.entropy.tolist()}
             tables |= {} if drawn.certainty is None else {"certainty": drawn.certainty.tolist()}
-            for row, (one, ids, real) in enumerate(zip(going, drawn.ids.tolist(), drawn.real.tolist(), strict=True)):
+            for row, (episode, ids, real) in enumerate(
+                zip(going, drawn.ids.tolist(), drawn.real.tolist(), strict=True)
+            ):
                 # Others may have had more tokens left.
-                length = min(sum(real), most - len(one.ids))
+                length = min(sum(real), most - len(episode.ids))
                 numbers = {name: table[row][:length] for name, table in tables.items()}
-                self._written(one, ids[:length], numbers, model, ends)
-            for one, answered in zip(going, self._each(going, turned), strict=True):
-                if not one.end:
-                    self._observed(one, answered, model, most)
-            going = [one for one in going if not one.end]
+                self._append_turn(episode, ids[:length], numbers, model, ends)
+            for episode, answered in zip(going, self._each(going, turned), strict=True):
+                if not episode.end:
+                    self._observe(episode, answered, model, most)
+            going = [e for e in going if not e.end]
             if not going:
                 if self.rewarding:
-                    given = partial(self._given, method="reward", owners=self.rewarding, seed=seed)
-                    for one, value in zip(rows, self._each(rows, given), strict=True):
-                        one.reward = value
-                for one in rows:
-                    one.end = "failed" if one.fault else one.end
+                    sum_hooks = partial(self._sum_hooks, method="reward", owners=self.rewarding, seed=seed)
+                    for episode, value in zip(rows, self._each(rows, sum_hooks), strict=True):
+                        episode.reward = value
+                for episode in rows:
+                    episode.end = "failed" if episode.fault else episode.end
                 return
             drawn, turn = None, turn + 1
 
-    def _written(
+    def _append_turn(
         self,
-        one: Episode,
+        episode: Episode,
         ids: list[int],
         numbers: Mapping[str, list[float]],
         model: TokenModel,
         ends: frozenset[int],
     ) -> None:
         """A further turn of the policy; the completion ends with it unless it calls tools that may still answer."""
-        one.begun.append((len(one.ids), len(one.shown)))
-        one.before.append((len(one.turns), len(one.calls)))
-        one.ids += ids
-        one.observed += [False] * len(ids)
+        episode.begun.append((len(episode.ids), len(episode.shown)))
+        episode.before.append((len(episode.turns), len(episode.calls)))
+        episode.ids += ids
+        episode.observed += [False] * len(ids)
         for name, values in numbers.items():
-            one.numbers.setdefault(name, []).extend(values)
-        one.last, one.text = ids, model.decode(ids)
-        one.ends.append(len(one.ids) - 1)
+            episode.numbers.setdefault(name, []).extend(values)
+        episode.last, episode.text = ids, model.decode(ids)
+        episode.ends.append(len(episode.ids) - 1)
         if ids[-1] not in ends:
-            one.end = "tokens"
+            episode.end = "tokens"
             return
-        if one.summing:
-            if one.turn == self.turns:
-                one.end = "turns"
+        if episode.summing:
+            if episode.turn == self.turns:
+                episode.end = "turns"
             return
-        calls = calls_of(self.prefilled + one.text)
-        for _, given in calls:
-            one.unreadable = one.unreadable + 1 if isinstance(given, str) else 0
-            if 0 < self.unreadable_calls <= one.unreadable:
-                one.end = "unreadable"
+        calls = calls_of(self.prefilled + episode.text)
+        for _, arguments in calls:
+            episode.unreadable = episode.unreadable + 1 if isinstance(arguments, str) else 0
+            if 0 < self.unreadable_calls <= episode.unreadable:
+                episode.end = "unreadable"
                 return
         if not calls:
-            one.end = "answered"
-        elif one.turn == self.turns:
-            one.end = "turns"
+            episode.end = "answered"
+        elif episode.turn == self.turns:
+            episode.end = "turns"
 
     def _each(self, some: Sequence[S], does: Callable[[S], T]) -> Iterable[T]:
         """What is done with each completion, or prompt, with several at a time."""
@@ -560,131 +567,131 @@ class Tools:
         with ThreadPoolExecutor(self.workers) as pool:
             return [*pool.map(does, some)]
 
-    def _turned(self, one: Episode, seed: int, keyed: bool) -> list[Call]:
+    def _answer_turn(self, episode: Episode, seed: int, keyed: bool) -> list[Call]:
         """The answered calls of the newest turn, one after the other, none of a last one; then the turn is rewarded,
         and the next state numbered."""
-        calls = [] if one.end or one.fault or one.summing else calls_of(self.prefilled + one.text)
+        calls = [] if episode.end or episode.fault or episode.summing else calls_of(self.prefilled + episode.text)
         most = self.calls_per_turn or len(calls)
-        answered = [self._answered(one, name, given, seed) for name, given in calls[:most]]
+        answered = [self._make_call(episode, name, arguments, seed) for name, arguments in calls[:most]]
         if more := len(calls[most:]):
             words = f"got {len(calls)} calls in one turn, expected at most {most}: the last {more} were not made"
             answered.append(Call(calls[most][0], error=words))
         if self.rewarding_turns:
-            one.earned.append(self._given(one, "turn_reward", self.rewarding_turns, seed))
+            episode.earned.append(self._sum_hooks(episode, "turn_reward", self.rewarding_turns, seed))
         if keyed:
-            one.actions.append(_action(one.query.prompt, self.prefilled + one.text))
-        if keyed and not one.end:
-            one.states.append(self._state(answered, one, seed))
-        if one.fault:
-            one.end, one.calls = "failed", [*one.calls, *answered]
+            episode.actions.append(_action(episode.query.prompt, self.prefilled + episode.text))
+        if keyed and not episode.end:
+            episode.states.append(self._state(answered, episode, seed))
+        if episode.fault:
+            episode.end, episode.calls = "failed", [*episode.calls, *answered]
         return answered
 
-    def _state(self, answered: Sequence[Call], one: Episode, seed: int) -> int:
+    def _state(self, answered: Sequence[Call], episode: Episode, seed: int) -> int:
         """The number of the present state: of what the classes with a method ``state`` return or, without any, of the
         newest observation. One that could not be named is equal to no other."""
-        if not self.stating and one.summing:
-            return number_of(one.query.prompt, {"summary": one.text})
+        if not self.stating and episode.summing:
+            return number_of(episode.query.prompt, {"summary": episode.text})
         if not self.stating:
-            return number_of(one.query.prompt, *map(_observation, answered))
+            return number_of(episode.query.prompt, *map(_observation, answered))
         named = []
         for owner in self.stating:
-            value, error = self._asked(one, "state", owner, seed, "what JSON can hold")
+            value, error = self._ask_hook(episode, "state", owner, seed, "what JSON can hold")
             if error:
                 warnings.warn(
                     f"sampling.tools: state of class '{owner.__name__}' failed for a completion of prompt "
-                    f"'{one.query.prompt.id}', whose turn is compared with none: {error}",
+                    f"'{episode.query.prompt.id}', whose turn is compared with none: {error}",
                     stacklevel=2,
                 )
-                return number_of(one.query.prompt, {"unknown": [one.query.slot, one.member, one.turn]})
+                return number_of(episode.query.prompt, {"unknown": [episode.query.slot, episode.member, episode.turn]})
             named.append(value)
-        return number_of(one.query.prompt, named)
+        return number_of(episode.query.prompt, named)
 
-    def _given(self, one: Episode, method: str, owners: Sequence[type], seed: int) -> float:
+    def _sum_hooks(self, episode: Episode, method: str, owners: Sequence[type], seed: int) -> float:
         """The sum of what the instances of some classes return from a method; NaN where one fails."""
         total = 0.0
         for owner in owners:
-            value, error = self._asked(one, method, owner, seed, "a number")
-            if one.fault:
+            value, error = self._ask_hook(episode, method, owner, seed, "a number")
+            if episode.fault:
                 return math.nan
             if not error and not abs(value) <= torch.finfo(torch.float32).max:
                 error = f"it returned {short_repr(value)}, expected a finite number"
             if error:
                 warnings.warn(
                     f"sampling.tools: {method} of class '{owner.__name__}' failed for a completion of prompt "
-                    f"'{one.query.prompt.id}': {error}",
+                    f"'{episode.query.prompt.id}': {error}",
                     stacklevel=2,
                 )
                 return math.nan
             total += value
         return total
 
-    def _asked(self, one: Episode, method: str, owner: type, seed: int, expected: str) -> tuple[Any, str]:
+    def _ask_hook(self, episode: Episode, method: str, owner: type, seed: int, expected: str) -> tuple[Any, str]:
         """What the completion's instance of a class returns from a method of ``HOOKS``, or why it returns nothing;
         ValueError for something else than ``expected``."""
-        if one.fault:
-            return None, one.fault
+        if episode.fault:
+            return None, episode.fault
         try:
-            copy = self._instance(one, owner, seed)
+            copy = self._instance(episode, owner, seed)
         except WorldFailed as error:
-            one.fault = str(error)
-            return None, one.fault
+            episode.fault = str(error)
+            return None, episode.fault
         if not copy.open:
             return None, "it no longer answers"
         answer = copy.ask({"hook": method}, self.seconds)
         if not copy.open or answer.get("failed"):
-            one.fault = _fault(method, owner, one.query, answer["error"])
+            episode.fault = _fault(method, owner, episode.query, answer["error"])
         if kind := answer.get("wrong"):
             raise ValueError(
                 f"sampling.tools: {method} of class '{owner.__name__}' returned a {kind}, expected {expected}"
             )
         return answer.get("value"), answer.get("error", "")
 
-    def _observed(self, one: Episode, answered: Sequence[Call], model: TokenModel, most: int) -> None:
+    def _observe(self, episode: Episode, answered: Sequence[Call], model: TokenModel, most: int) -> None:
         """What the newest turn's calls were answered; the completion ends where it leaves no token to the policy. After
         a summary its next context begins; where the present one is full a summary is asked for."""
-        if one.summing:
-            one.turns.append(Turn("assistant", (self.prefilled + one.text,)))
-            prompt = self._summaries.again(one.query.prompt, one.text)
-            one.contexts.append(Context(prompt, len(one.ids), len(one.shown)))
-            one.summing = False
-            if len(one.ids) >= most:
-                one.end = "tokens"
+        if episode.summing:
+            episode.turns.append(Turn("assistant", (self.prefilled + episode.text,)))
+            prompt = self._summaries.again(episode.query.prompt, episode.text)
+            episode.contexts.append(Context(prompt, len(episode.ids), len(episode.shown)))
+            episode.summing = False
+            if len(episode.ids) >= most:
+                episode.end = "tokens"
             return
         read: list[Any] = []
-        answered = [self._looked_at(call, model, one.query.prompt, read) for call in answered]
-        one.calls += answered
-        texts = [self._shown(call, model) for call in answered]
+        answered = [self._read_images(call, model, episode.query.prompt, read) for call in answered]
+        episode.calls += answered
+        texts = [self._observation_text(call, model) for call in answered]
 
-        def spelled() -> list[int]:
+        def spell_reply() -> list[int]:
             written = self.reply([_content(text, call.images) for text, call in zip(texts, answered, strict=True)])
             return (
                 model.spell_shown(written, read) if read and isinstance(model, Showing) else model.spell(written)[:-1]
             )
 
-        ids = spelled()
-        if self.summaries and len(one.ids) - one.here.token + len(ids) > self.summaries.tokens:
-            if len(one.contexts) > self.summaries.most:
-                one.end = "summaries"
+        ids = spell_reply()
+        if self.summaries and len(episode.ids) - episode.here.token + len(ids) > self.summaries.tokens:
+            if len(episode.contexts) > self.summaries.most:
+                episode.end = "summaries"
                 return
-            texts[-1] = f"{texts[-1]}\n\n{self.summaries.asked}"
-            ids, one.summing = spelled(), True
-        if len(one.ids) + len(ids) >= most:
-            one.end = "tokens"
+            texts[-1] = f"{texts[-1]}\n\n{self.summaries.instruction}"
+            ids, episode.summing = spell_reply(), True
+        if len(episode.ids) + len(ids) >= most:
+            episode.end = "tokens"
             return
-        one.ids += ids
-        one.observed += [True] * len(ids)
-        for values in one.numbers.values():
+        episode.ids += ids
+        episode.observed += [True] * len(ids)
+        for values in episode.numbers.values():
             values.extend([0.0] * len(ids))
-        one.shown += [image for call in answered for image in call.images]
-        one.turns.append(Turn("assistant", (self.prefilled + one.text,)))
-        one.turns += [Turn("tool", (text, *call.images)) for text, call in zip(texts, answered, strict=True)]
+        episode.shown += [image for call in answered for image in call.images]
+        episode.turns.append(Turn("assistant", (self.prefilled + episode.text,)))
+        episode.turns += [Turn("tool", (text, *call.images)) for text, call in zip(texts, answered, strict=True)]
 
     @property
     def _summaries(self) -> Summaries:
         assert self.summaries is not None
         return self.summaries
 
-    def _looked_at(self, call: Call, model: TokenModel, prompt: Prompt, read: list[Any]) -> Call:
+    def _read_images(self, call: Call, model: TokenModel, prompt: Prompt, read: list[Any]) -> Call:
         """The call, whose images are added to those that were ``read``; failed where the model cannot read them, an
         empty crop for instance. ValueError for a model that cannot be shown any."""
         if not call.images:
@@ -703,7 +710,7 @@ class Tools:
             return replace(call, result="", error=str(error), images=())
         return call
 
-    def _shown(self, call: Call, model: Speller) -> str:
+    def _observation_text(self, call: Call, model: Speller) -> str:
         """What the policy reads of a call: its result or error, without special tokens and cut."""
         text, most = f"error: {call.error}" if call.error else call.result, self.observation_tokens
         # No more of it is spelled than is read: the characters of so many tokens, and some behind the last of these.
@@ -721,54 +728,54 @@ class Tools:
             text = text.replace(token, f"{token[:1]} {token[1:]}")
         return text
 
-    def _answered(self, one: Episode, name: str, given: Mapping[str, Any] | str, seed: int) -> Call:
+    def _make_call(self, episode: Episode, name: str, arguments: Mapping[str, Any] | str, seed: int) -> Call:
         """A call with its result or its error; ValueError for a tool that answers with something else than text or
         JSON, which no policy can mend."""
-        if one.fault:
-            return Call(name, error=one.fault)
-        if isinstance(given, str):
-            return Call(name, error=given)
+        if episode.fault:
+            return Call(name, error=episode.fault)
+        if isinstance(arguments, str):
+            return Call(name, error=arguments)
         if name not in self.table:
-            return Call(name, given, error=f"unknown tool '{name}'.{nearest(name, self.table)}")
+            return Call(name, arguments, error=f"unknown tool '{name}'.{nearest(name, self.table)}")
         owner, _ = self.table[name]
         if name in self.parameters:
-            converted, wrong = arguments_of(self.parameters[name], given)
+            converted, wrong = arguments_of(self.parameters[name], arguments)
             if wrong:
-                return Call(name, given, error=wrong)
-            given = converted
-        request = {"call": name, "arguments": dict(given)}
+                return Call(name, arguments, error=wrong)
+            arguments = converted
+        request = {"call": name, "arguments": dict(arguments)}
         if owner is None:
             answer: dict[str, Any] = self.process.call(request, self.seconds)
         else:
             try:
-                copy = self._instance(one, owner, seed)
+                copy = self._instance(episode, owner, seed)
             except WorldFailed as error:
-                one.fault = str(error)
-                return Call(name, given, error=one.fault)
+                episode.fault = str(error)
+                return Call(name, arguments, error=episode.fault)
             answer = copy.ask(request, self.seconds) if copy.open else {"error": f"'{name}' no longer answers"}
         if answer.get("failed") or (owner is not None and answer.get("ended")):
-            one.fault = _fault(name, owner, one.query, answer["error"])
+            episode.fault = _fault(name, owner, episode.query, answer["error"])
         if kind := answer.get("wrong"):
             raise ValueError(f"sampling.tools: '{name}' returned {kind}")
         if error := answer.get("error"):
-            return Call(name, given, error=error)
-        return Call(name, given, result=answer["text"], images=tuple(answer["images"]))
+            return Call(name, arguments, error=error)
+        return Call(name, arguments, result=answer["text"], images=tuple(answer["images"]))
 
-    def _instance(self, one: Episode, owner: type, seed: int) -> Copy:
+    def _instance(self, episode: Episode, owner: type, seed: int) -> Copy:
         """The process of the completion's own instance of a class. ``WorldFailed`` where it cannot begin, RuntimeError
         where it writes another text behind the prompt than was read."""
-        if owner not in one.instances:
-            one.instances[owner], text = self._begun(owner, one.query, seed)
-            read = one.query.opening[self.opening.index(owner)] if owner in self.opening else ""
+        if owner not in episode.instances:
+            episode.instances[owner], text = self._begin_instance(owner, episode.query, seed)
+            read = episode.query.opening[self.opening.index(owner)] if owner in self.opening else ""
             if text != read:
                 raise RuntimeError(
                     f"sampling.tools: reset of class '{owner.__name__}' returned {text!r:.80} for a completion of "
-                    f"prompt '{one.query.prompt.id}', expected {read!r:.80} as before; it may depend on the prompt and "
-                    "the seed alone"
+                    f"prompt '{episode.query.prompt.id}', expected {read!r:.80} as before; it may depend on the prompt "
+                    "and the seed alone"
                 )
-        return one.instances[owner]
+        return episode.instances[owner]
 
-    def _begun(self, owner: type, query: Query, seed: int) -> tuple[Copy, str]:
+    def _begin_instance(self, owner: type, query: Query, seed: int) -> tuple[Copy, str]:
         """A process with an instance of a class for a completion of a prompt, and what it writes behind it; all of a
         prompt begin with the same seed. ``WorldFailed`` where it cannot begin."""
         parameters = reset_parameters(owner)
@@ -816,7 +823,7 @@ def number_of(prompt: Prompt, *state: Any) -> int:
 
 def _action(prompt: Prompt, text: str) -> int:
     """The number of what a turn does: its calls or, without any, what it says outside of its thought."""
-    calls = [[name, given] for name, given in calls_of(text)]
+    calls = [[name, arguments] for name, arguments in calls_of(text)]
     return number_of(prompt, calls or " ".join(text.rpartition("</think>")[2].split()))
 
 
@@ -838,16 +845,16 @@ def _content(text: str, images: Sequence[Media]) -> Parts:
     return [{"type": "text", "text": text}, *({"type": image.kind} for image in images)] if images else text
 
 
-def _joined(rows: Sequence[Episode], first: Generated, pad_id: int) -> Conversations:
-    width, device = max(len(one.ids) for one in rows), first.ids.device
+def _join(rows: Sequence[Episode], first: Generated, pad_id: int) -> Conversations:
+    width, device = max(len(row.ids) for row in rows), first.ids.device
 
     def table(values: Sequence[Sequence[Any]], filler: Any, dtype: torch.dtype) -> Tensor:
         padded = [[*row, *[filler] * (width - len(row))] for row in values]
         return torch.tensor(padded, dtype=dtype).to(device)
 
-    numbers = {name: table([one.numbers[name] for one in rows], 0.0, torch.float32) for name in rows[0].numbers}
-    ids = table([one.ids for one in rows], pad_id, first.ids.dtype)
-    real = table([[True] * len(one.ids) for one in rows], False, torch.bool)
+    numbers = {name: table([row.numbers[name] for row in rows], 0.0, torch.float32) for name in rows[0].numbers}
+    ids = table([row.ids for row in rows], pad_id, first.ids.dtype)
+    real = table([[True] * len(row.ids) for row in rows], False, torch.bool)
     zeros = torch.zeros_like(numbers["log_probs"])
     drawn = Generated(ids, real, numbers["log_probs"], numbers["entropy"], zeros, numbers.get("certainty"))
-    return Conversations(rows, drawn, table([one.observed for one in rows], False, torch.bool))
+    return Conversations(rows, drawn, table([row.observed for row in rows], False, torch.bool))

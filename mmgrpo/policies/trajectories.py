@@ -75,7 +75,7 @@ class TrajectoryDrawer(Protocol):
 
 
 @torch.no_grad()
-def scored_again(
+def rescore(
     drawn: Trajectories,
     stochastic: Sequence[bool],
     predict: Callable[[Tensor, Int[Tensor, "N"], Int[Tensor, "N"]], Tensor],

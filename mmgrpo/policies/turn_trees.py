@@ -63,31 +63,31 @@ class TurnTree:
         """The leaves of all trees, each with the number of its tree, those of a prompt and of a tree one after the
         other. ``chains`` are the first of each tree; ``go_on`` continues further ones in the round of a number, and
         ``made`` is told of each."""
-        trees = [[one] for one in chains]
+        trees = [[chain] for chain in chains]
         members: dict[int, int] = {}
-        for one in chains:
-            members[one.query.slot] = members.get(one.query.slot, 0) + 1
+        for chain in chains:
+            members[chain.query.slot] = members.get(chain.query.slot, 0) + 1
         for number in range(self.rounds):
             forks: list[Episode] = []
             for place, tree in enumerate(trees):
                 slot = tree[0].query.slot
-                nodes = [(one, turn) for one in tree for turn in range(_own(one), one.turn)]
+                nodes = [(leaf, turn) for leaf in tree for turn in range(_first_own_turn(leaf), leaf.turn)]
                 drawn = stream(seed, "turn tree", number, slot, place % self.trees)
                 grown = []
                 for chosen in torch.randint(len(nodes), (self.expand,), generator=drawn).tolist():
-                    one, turn = nodes[chosen]
-                    grown.append(fork(one, turn, members[slot]))
+                    leaf, turn = nodes[chosen]
+                    grown.append(fork(leaf, turn, members[slot]))
                     members[slot] += 1
                     made(grown[-1])
                 forks += grown
                 tree += grown
             go_on(forks, number)
-        kept = []
+        leaves = []
         for place, tree in enumerate(trees):
             drawn = stream(seed, "leaves", tree[0].query.slot, place % self.trees)
             chosen = torch.randperm(len(tree), generator=drawn)[: self.keep].sort().values
-            kept += [(tree[leaf], tree[0].query.slot * self.trees + place % self.trees) for leaf in chosen.tolist()]
-        return kept
+            leaves += [(tree[leaf], tree[0].query.slot * self.trees + place % self.trees) for leaf in chosen.tolist()]
+        return leaves
 
 
 @dataclass(frozen=True)
@@ -123,23 +123,23 @@ class TurnVines:
     ) -> list[tuple[Episode, int]]:
         """Each chain and then its vines, state by state, with the number of its tree."""
         members: dict[int, int] = {}
-        for one in chains:
-            members[one.query.slot] = members.get(one.query.slot, 0) + 1
+        for chain in chains:
+            members[chain.query.slot] = members.get(chain.query.slot, 0) + 1
         trees: list[list[Episode]] = []
-        for place, one in enumerate(chains):
-            slot = one.query.slot
+        for place, chain in enumerate(chains):
+            slot = chain.query.slot
             drawn = stream(seed, "vines", slot, place % self.trees)
-            turns = [*range(_own(one), one.turn)]
+            turns = [*range(_first_own_turn(chain), chain.turn)]
             states = [turns[at] for at in torch.randint(len(turns), (self.states,), generator=drawn).tolist()]
-            trees.append([one])
+            trees.append([chain])
             for turn in sorted(states):
                 for _ in range(self.count):
-                    trees[-1].append(fork(one, turn, members[slot]))
+                    trees[-1].append(fork(chain, turn, members[slot]))
                     members[slot] += 1
                     made(trees[-1][-1])
-        go_on([one for tree in trees for one in tree[1:]], 0)
+        go_on([vine for tree in trees for vine in tree[1:]], 0)
         numbers = [chain.query.slot * self.trees + place % self.trees for place, chain in enumerate(chains)]
-        return [(one, number) for tree, number in zip(trees, numbers, strict=True) for one in tree]
+        return [(leaf, number) for tree, number in zip(trees, numbers, strict=True) for leaf in tree]
 
     def fields(self, rows: Sequence[Episode], trees: Sequence[int], turn: Int[Tensor, "B T"]) -> dict[str, Tensor]:
         """``vine``, one number for all vines of a state and 0 for chains, and ``vine_turn``, the turns that a vine has
@@ -147,14 +147,14 @@ class TurnVines:
         place = torch.arange(len(rows)) % self.keep
         number = 1 + torch.tensor(list(trees)) * self.states + (place - 1) // self.count
         vine = torch.where(place > 0, number, 0).to(turn.device)
-        since = turn - torch.tensor([one.shared_turns for one in rows], device=turn.device)[:, None]
+        since = turn - torch.tensor([episode.shared_turns for episode in rows], device=turn.device)[:, None]
         since = torch.where(vine[:, None] > 0, since.clamp(min=-1), -1)
         return {"vine": vine.float(), "vine_turn": since.float()}
 
 
-def _own(one: Episode) -> int:
+def _first_own_turn(episode: Episode) -> int:
     """The first turn whose state no earlier leaf has passed."""
-    return one.shared_turns + 1 if one.parent else 0
+    return episode.shared_turns + 1 if episode.parent else 0
 
 
 @block(TREES)
@@ -212,28 +212,28 @@ class Branching(Addition):
         self.check_leaves(group_size, tree.leaves)
 
 
-def numbered(rows: Sequence[Episode], width: int) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
+def number_tokens(rows: Sequence[Episode], width: int) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]]:
     """The number of each token, one for all rows that share it, and True at the first row that has it; entries without
     a token have numbers of their own."""
     numbers: dict[int, list[int]] = {}
     count = 0
 
-    def of(one: Episode) -> list[int]:
+    def of(episode: Episode) -> list[int]:
         nonlocal count
-        if id(one) not in numbers:
-            before = of(one.parent)[: one.shared_tokens] if one.parent else []
-            own = len(one.ids) - len(before)
-            numbers[id(one)] = before + [*range(count, count + own)]
-            count += own
-        return numbers[id(one)]
+        if id(episode) not in numbers:
+            before = of(episode.parent)[: episode.shared_tokens] if episode.parent else []
+            length = len(episode.ids) - len(before)
+            numbers[id(episode)] = before + [*range(count, count + length)]
+            count += length
+        return numbers[id(episode)]
 
-    table = [of(one) for one in rows]
+    table = [of(episode) for episode in rows]
     node = torch.full((len(rows), width), -1)
     owner = torch.zeros_like(node, dtype=torch.bool)
     seen: set[int] = set()
-    for row, own in enumerate(table):
-        node[row, : len(own)] = torch.tensor(own)
-        owner[row, : len(own)] = torch.tensor([one not in seen for one in own])
-        seen.update(own)
+    for row, nodes in enumerate(table):
+        node[row, : len(nodes)] = torch.tensor(nodes)
+        owner[row, : len(nodes)] = torch.tensor([node not in seen for node in nodes])
+        seen.update(nodes)
     padding = count + torch.arange(node.numel()).view(node.shape)
     return torch.where(node >= 0, node, padding), owner

@@ -35,7 +35,7 @@ class Guide:
     top: int
 
 
-def raised(
+def guide_log_probs(
     distribution: Float[Tensor, "N vocabulary"],
     tokens: Int[Tensor, "N k"],
     values: Float[Tensor, "N k"],
@@ -70,18 +70,20 @@ class Guidance:
         device, most = policy.device, drawing.max_tokens
         counts = [query.count for query in queries]
         rows = torch.arange(len(queries), device=device).repeat_interleave(torch.tensor(counts, device=device))
-        own, judges = state.select(rows), [one.select(rows) for one in self._begun(policy, state, queries)]
+        text, judges = state.select(rows), [judge.select(rows) for judge in self._read_prompts(policy, state, queries)]
         streams = [(stream(drawing.seed, *query.stream), query.count) for query in queries]
         # One number for each position of a sample, however it is guided: without guides this is plain sampling.
         numbers, row = Numbers(streams, most, device), torch.arange(len(rows), device=device)
         alive, steps = torch.ones_like(rows, dtype=torch.bool), list[tuple[Tensor, ...]]()
         for position in range(most):
             first = torch.full_like(alive, position == 0)
-            distribution = refuse_nan(next_token(own.hidden, first), "the probabilities of the next token")
+            distribution = refuse_nan(next_token(text.hidden, first), "the probabilities of the next token")
             guided = distribution
             for guide, judge in zip(self.guides, judges, strict=True):
                 tokens = distribution.topk(min(guide.top, distribution.shape[1])).indices
-                guided = raised(guided, tokens, self._values(guide, judge, tokens, alive, policy.ends), guide.beta)
+                guided = guide_log_probs(
+                    guided, tokens, self._values(guide, judge, tokens, alive, policy.ends), guide.beta
+                )
             guided = torch.log_softmax(guided, -1)
             uniform = numbers.at(torch.full_like(rows, position), row, position)
             choice = draw_tokens(guided, uniform, drawing.top_p) if drawing.temperature else guided.argmax(-1)
@@ -90,7 +92,7 @@ class Guidance:
             going = alive & ~torch.isin(token, policy.ends)
             if not bool(going.any()) or position + 1 == most:
                 break
-            own = own.advance(token, alive)
+            text = text.advance(token, alive)
             # Judges read the text in caches of their own, under the weights of their networks.
             for place, guide in enumerate(self.guides):
                 with guide.network():
@@ -99,17 +101,17 @@ class Guidance:
         ids, real, log_probs, entropy = (torch.stack(column, 1) for column in zip(*steps, strict=True))
         return Generated(ids, real, log_probs, entropy, torch.zeros_like(entropy))
 
-    def _begun(self, policy: TokenPasses, state: DecodingState, queries: Sequence[Query]) -> list[DecodingState]:
+    def _read_prompts(self, policy: TokenPasses, state: DecodingState, queries: Sequence[Query]) -> list[DecodingState]:
         """The prompts as each value network reads them."""
         context = policy._context(queries)
-        begun, position = [], next_position(context)
+        states, position = [], next_position(context)
         for guide in self.guides:
             with guide.network():
                 features = policy._cached_features(context, queries)
                 hidden, cache = policy.model.hidden(
                     policy.network, context.ids, context.there, context.positions, features, None
                 )
-            begun.append(
+            states.append(
                 DecodingState(
                     policy.model,
                     policy.network,
@@ -120,7 +122,7 @@ class Guidance:
                     context.positions.shape[1],
                 )
             )
-        return begun
+        return states
 
     def _values(
         self,

@@ -50,7 +50,7 @@ def budgets(
         raise ValueError(
             f"budgets: got tokens {tokens!r} and text {text!r}, expected numbers, and text with {{tokens}}"
         )
-    return [Form(_asked(prompt, text.format(tokens=one), budget=one), float(one)) for one in tokens]
+    return [Form(_append_sentence(prompt, text.format(tokens=count), budget=count), float(count)) for count in tokens]
 
 
 @block(VARIANTS)
@@ -60,7 +60,7 @@ def instructions(prompt: Prompt, *, texts: Sequence[str]) -> list[Form]:
     two halves (GeometryZero, arXiv:2506.07160; reward ``auxiliary``)."""
     if len(texts) < 2:
         raise ValueError(f"instructions: got texts {texts!r}, expected at least two")
-    return [Form(_asked(prompt, text, variant=place), float(place)) for place, text in enumerate(texts)]
+    return [Form(_append_sentence(prompt, text, variant=place), float(place)) for place, text in enumerate(texts)]
 
 
 @block(VARIANTS)
@@ -68,7 +68,7 @@ def both_orders(prompt: Prompt) -> list[Form]:
     """The comparison of ``data.comparison`` as it is, and with its two answers exchanged and the verdict with them: one
     group of both orders, for the reward ``order_consistency`` (J1 of Meta, arXiv:2505.10320)."""
     forms = (prompt, swap_answers(prompt))
-    return [Form(replace(one, meta={**one.meta, "variant": place}), float(place)) for place, one in enumerate(forms)]
+    return [Form(replace(form, meta={**form.meta, "variant": place}), float(place)) for place, form in enumerate(forms)]
 
 
 @block(VARIANTS)
@@ -76,7 +76,7 @@ def frame_ladder(prompt: Prompt, *, frames: Sequence[int], pixels: Sequence[int]
     """The question with its videos read on each rung of a ladder, ``frames[k]`` frames of at most ``pixels[k]`` pixels,
     from few large ones to many small ones; rungs are numbered from 0, which is ``meta.variant`` too. Dynamic resolution
     frame sampling of FrameMind (arXiv:2509.24008), whose rungs were not found."""
-    if not frames or len(frames) != len(pixels) or any(one < 1 or one % 2 for one in frames) or min(pixels) < 1:
+    if not frames or len(frames) != len(pixels) or any(count < 1 or count % 2 for count in frames) or min(pixels) < 1:
         raise ValueError(
             f"frame_ladder: got frames {[*frames]} and pixels {[*pixels]}, expected as many of both, frames even and "
             "above 0, as models merge them in pairs"
@@ -84,7 +84,7 @@ def frame_ladder(prompt: Prompt, *, frames: Sequence[int], pixels: Sequence[int]
     if not any(medium.kind == "video" for medium in prompt.media):
         raise ValueError(f"frame_ladder: prompt '{prompt.id}' has no video, expected one; leave out sampling.variants")
     rungs = enumerate(zip(frames, pixels, strict=True))
-    return [Form(_read_at(prompt, k, {"frames": many, "max_pixels": large}), float(k)) for k, (many, large) in rungs]
+    return [Form(_read_at(prompt, k, {"frames": count, "max_pixels": large}), float(k)) for k, (count, large) in rungs]
 
 
 @block(VARIANTS)
@@ -116,10 +116,12 @@ NUMBERS: Mapping[str, frozenset[str]] = {"prefixes": frozenset({"prefix_end", "p
 
 def _nodes(prompt: Prompt, column: str) -> list[tuple[str, float]]:
     """The beginnings in a column of a row with the share of right solutions below each; ValueError for what is none."""
-    given = prompt.meta.get(column)
+    stored = prompt.meta.get(column)
     nodes: dict[str, float] = {}
-    for one in given if isinstance(given, list | tuple) else ():
-        text, wins, visits = (one.get(key) if isinstance(one, Mapping) else None for key in ("text", "wins", "visits"))
+    for node in stored if isinstance(stored, list | tuple) else ():
+        text, wins, visits = (
+            node.get(key) if isinstance(node, Mapping) else None for key in ("text", "wins", "visits")
+        )
         known = isinstance(text, str) and text not in nodes
         if not (known and isinstance(wins, int) and isinstance(visits, int) and 0 <= wins <= visits):
             nodes.clear()
@@ -127,9 +129,9 @@ def _nodes(prompt: Prompt, column: str) -> list[tuple[str, float]]:
         nodes[str(text)] = wins / visits if visits else 0.0
     if not nodes:
         raise ValueError(
-            f"prompt '{prompt.id}': got {column} {given!r:.200}, expected a list of different beginnings of solutions, "
-            '{"text": ..., "wins": how many solutions of it were right, "visits": of how many}; add the column to the '
-            "data, or name another, sampling.variants: prefixes(column=...)"
+            f"prompt '{prompt.id}': got {column} {stored!r:.200}, expected a list of different beginnings of "
+            'solutions, {"text": ..., "wins": how many solutions of it were right, "visits": of how many}; add the '
+            "column to the data, or name another, sampling.variants: prefixes(column=...)"
         )
     return [*nodes.items()]
 
@@ -137,7 +139,7 @@ def _nodes(prompt: Prompt, column: str) -> list[tuple[str, float]]:
 def _read_at(prompt: Prompt, variant: int, options: Mapping[str, int]) -> Prompt:
     """The prompt with these options of its videos, in place of the number or rate of frames that they have."""
 
-    def changed(part: str | Media) -> str | Media:
+    def change_options(part: str | Media) -> str | Media:
         if isinstance(part, str) or part.kind != "video":
             return part
         # Of frames in files the rate says when they are.
@@ -145,11 +147,11 @@ def _read_at(prompt: Prompt, variant: int, options: Mapping[str, int]) -> Prompt
         kept = {name: value for name, value in part.options.items() if name not in replaced}
         return replace(part, options={**kept, **options})
 
-    turns = tuple(replace(turn, parts=tuple(map(changed, turn.parts))) for turn in prompt.turns)
+    turns = tuple(replace(turn, parts=tuple(map(change_options, turn.parts))) for turn in prompt.turns)
     return replace(prompt, turns=turns, meta={**prompt.meta, "variant": variant})
 
 
-def _asked(prompt: Prompt, text: str, **meta: int) -> Prompt:
+def _append_sentence(prompt: Prompt, text: str, **meta: int) -> Prompt:
     """The prompt with a sentence at the end of its last user turn."""
     return replace(append_text(prompt, f" {text}") if text else prompt, meta={**prompt.meta, **meta})
 
@@ -167,15 +169,17 @@ class Variants(Addition):
 
     def queries(self, policy: TokenPasses, request: Request, queries: list[Query]) -> list[Query]:
         """One query for each form of each prompt, of equal counts as far as they divide."""
-        return [form for query in queries for form in self._divided(policy, request, query)]
+        return [form for query in queries for form in self._divide(policy, request, query)]
 
     def numbers(self, queries: Sequence[Query], sequences: Sequences, drawn: Generated) -> dict[str, Tensor]:
         """``variant``, the number of the form, and its further ones, Float[Tensor, "B"]."""
         table = {"variant": [query.variant or 0.0 for query in queries]}
         table |= {name: [dict(query.numbers).get(name, 0.0) for query in queries] for name in sorted(self.further)}
-        return {name: torch.tensor(one, device=sequences.ids.device)[sequences.prompt] for name, one in table.items()}
+        return {
+            name: torch.tensor(values, device=sequences.ids.device)[sequences.prompt] for name, values in table.items()
+        }
 
-    def _divided(self, policy: TokenPasses, request: Request, query: Query) -> list[Query]:
+    def _divide(self, policy: TokenPasses, request: Request, query: Query) -> list[Query]:
         generator = stream(request.seed, "variants", query.slot)
         forms = self.forms({"prompt": query.prompt, "count": query.count, "generator": generator})
         if query.count < len(forms):

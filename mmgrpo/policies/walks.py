@@ -168,8 +168,8 @@ class Completion(Part):
                 )
                 for place, (prompt, slot) in enumerate(zip(request.prompts, request.slots, strict=True))
             ]
-            for one in self.additions:
-                plain = one.queries(policy, request, plain)
+            for addition in self.additions:
+                plain = addition.queries(policy, request, plain)
             queries = [*plain, *queries]
         temperature = request.sampling.get("temperature", policy.temperature)
         most = round(request.sampling.get("max_tokens", policy.max_tokens))
@@ -177,16 +177,16 @@ class Completion(Part):
 
     def draw(self, policy: TokenPasses, request: Request, queries: Sequence[Query], drawing: Drawing) -> Walked:
         """The completions of the queries."""
-        tempers = [one for addition in self.additions if (one := addition.temper(request)) is not None]
-        measured = self.measured(request)
+        tempers = [temper for addition in self.additions if (temper := addition.temper(request)) is not None]
+        measured = self.measures_of(request)
         sequences, drawn = policy.generate(queries, drawing, measured, self.search, policy.engine, tempers)
-        return self.walked(policy, request, queries, sequences, drawn, bool(tempers))
+        return self.record_tokens(policy, request, queries, sequences, drawn, bool(tempers))
 
-    def measured(self, request: Request) -> frozenset[str]:
+    def measures_of(self, request: Request) -> frozenset[str]:
         """What is measured of each token while it is drawn."""
         return frozenset({"certainty"} & request.records).union(*(part.measures for part in self.parts))
 
-    def walked(
+    def record_tokens(
         self,
         policy: TokenPasses,
         request: Request,
@@ -198,8 +198,8 @@ class Completion(Part):
         """What was drawn, with all that is recorded of its tokens. Log-probs are those of the policy's network in
         training, where another one, another precision or another distribution (``tempered``) drew."""
         numbers = {"log_probs": drawn.log_probs, "entropy": drawn.entropy}
-        for one in self.additions:
-            numbers |= one.numbers(queries, sequences, drawn)
+        for addition in self.additions:
+            numbers |= addition.numbers(queries, sequences, drawn)
         certain, engine = "certainty" in request.records, policy.engine
         anew = engine is not None or tempered
         if certain and not anew:
@@ -207,7 +207,7 @@ class Completion(Part):
             numbers["certainty"] = drawn.certainty
         if policy.sampling_dtype or anew:
             names = ["entropy", *(["certainty"] if certain else [])] if anew else []
-            numbers |= {"sampler_log_probs": drawn.log_probs, **policy._trained(sequences, names)}
+            numbers |= {"sampler_log_probs": drawn.log_probs, **policy._training_scores(sequences, names)}
         if engine:
             engine.compare(drawn.log_probs, numbers["log_probs"], sequences.written)
         origin = put(torch.tensor([query.origin for query in queries])[sequences.prompts], policy.device)
@@ -217,10 +217,10 @@ class Completion(Part):
         """The rollout of a request."""
         queries, drawing = self.queries(policy, request)
         walked = self.draw(policy, request, queries, drawing)
-        for one in self.additions:
-            walked = one.rows(policy, request, walked, drawing.max_tokens)
+        for addition in self.additions:
+            walked = addition.rows(policy, request, walked, drawing.max_tokens)
         sequences, numbers, origin = walked.sequences, dict(walked.numbers), walked.origin
-        ended = policy.ended(sequences) if walked.ended is None else walked.ended
+        ended = policy.has_end(sequences) if walked.ended is None else walked.ended
         real = sequences.written
         sampled = (origin != REFERENCE)[:, None]  # only an answer of the data set can contain a suppressed token
         loss_mask = real & (origin != CONTRAST)[:, None] & (sampled | policy.has_probability(sequences.ids))
@@ -245,8 +245,8 @@ class Completion(Part):
         outputs = policy.decode(sequences) if walked.outputs is None else [*walked.outputs]
         evaluations = real.numel() if walked.owner is None else int(walked.owner.sum())
         rollout = Rollout(prompts, outputs, decisions, sequences, evaluations=evaluations)
-        for one in self.additions:
-            rollout = one.rollout(policy, request, rollout, drawing)
+        for addition in self.additions:
+            rollout = addition.rollout(policy, request, rollout, drawing)
         return rollout
 
     def sample(self, policy: TokenPasses, queries: list[Query], drawing: Drawing) -> list[Output]:
@@ -286,12 +286,12 @@ PARTS: Mapping[str, tuple[str, str]] = {
 """Module and class of each part, by the argument of ``walk_of`` that asks for it, in the order in which they act."""
 
 
-def parts_of(asked: Mapping[str, Any]) -> list[Part]:
+def parts_of(settings: Mapping[str, Any]) -> list[Part]:
     """The parts that are asked for, by the names of ``PARTS``; ValueError for a value that is none."""
-    search = asked.get("search") or "sample"
+    search = settings.get("search") or "sample"
     if search not in ("sample", "beam"):
         raise ValueError(f"sampling.search: got '{search}', expected sample or beam")
-    values = {**asked, "search": search.removeprefix("sample")}
+    values = {**settings, "search": search.removeprefix("sample")}
     parts = []
     for name, (module, kind) in PARTS.items():
         if value := values.get(name):
@@ -320,18 +320,20 @@ def walk_of(
     tokens (``TREES``), ``tools`` what completions call (``Tools``), and ``program`` of which calls a sample is made
     (``Program``). ``divergence`` records how much the members of a group differ at each position, for credits that need
     it, and ``temperature_by_entropy`` draws uncertain tokens hotter. ValueError for parts that do not go together."""
-    asked = {"search": search, "reference_in_group": reference_in_group, "contrast": contrast, "variants": variants}
-    asked |= {"states": states, "tree": tree, "tools": tools, "program": program, "divergence": divergence}
-    asked |= {"temperature_by_entropy": temperature_by_entropy}
-    parts = parts_of(asked)
+    settings = {"search": search, "reference_in_group": reference_in_group, "contrast": contrast, "variants": variants}
+    settings |= {"states": states, "tree": tree, "tools": tools, "program": program, "divergence": divergence}
+    settings |= {"temperature_by_entropy": temperature_by_entropy}
+    parts = parts_of(settings)
     refuse_parts(parts)
     walks = [part for part in parts if isinstance(part, Completion)]
     if len(walks) > 1:
-        asked_by = [f"{one.setting}={one.text}" for one in walks]
+        asked_by = [f"{walk.setting}={walk.text}" for walk in walks]
         raise ValueError(f"got {' and '.join(asked_by)}, each of which is a way of drawing; leave out one of them")
     walk = walks[0] if walks else Completion()
     walk.additions = [part for part in parts if isinstance(part, Addition)]
-    if alone := next((one for one in walk.additions if one.beside and one.beside != walk.setting), None):
+    if alone := next(
+        (addition for addition in walk.additions if addition.beside and addition.beside != walk.setting), None
+    ):
         raise ValueError(
             f"{alone.setting}: got '{alone.text}' without {alone.beside}, beside which it stands; set both"
         )
@@ -340,5 +342,5 @@ def walk_of(
 
 def refuse_parts(parts: Sequence[Part], values: Mapping[str, Any] = MappingProxyType({})) -> None:
     """ValueError for parts that do not go together, or not with further ``values`` of settings."""
-    asked = {part.setting: part.text for part in parts if part.setting}
-    refuse_values({**values, **asked}, DECLARED, {(part.setting, str(part.text)): part.traits for part in parts})
+    texts = {part.setting: part.text for part in parts if part.setting}
+    refuse_values({**values, **texts}, DECLARED, {(part.setting, str(part.text)): part.traits for part in parts})

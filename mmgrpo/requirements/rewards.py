@@ -77,7 +77,9 @@ def refuse_rewards(recipe: AdvantageRecipe, scorers: Sequence[Scorer], prompts: 
         reference_values(prompts)
     if "reference_rewards" in recipe.fields:
         weights = {scorer.name: scorer.weight for scorer in scorers}
-        reference_rewards(prompts, list(weights), recipe.referenced({name for name, w in weights.items() if w}))
+        reference_rewards(
+            prompts, list(weights), recipe.rewards_with_references({name for name, w in weights.items() if w})
+        )
 
 
 def refuse_unsuited(

@@ -223,12 +223,12 @@ class SecondStage:
                 [record] = policy.pack(sample.rollout, [sample.row])
                 solution = solution_of(group.prompt, added.column)
                 if how == "continued":
-                    going[slot] = group, policy.unfinished(record, added.text)
+                    going[slot] = group, policy.reopen(record, added.text)
                 elif how == "replaced" and isinstance(solution, str) and solution:
-                    made.append((group, policy.written(solution)))
+                    made.append((group, policy.record_of(solution)))
                 else:
-                    ending = policy.written(fill_text(added.answer, group.prompt))
-                    made.append((group, policy.extended(policy.unfinished(record, ""), ending)))
+                    ending = policy.record_of(fill_text(added.answer, group.prompt))
+                    made.append((group, policy.concatenate(policy.reopen(record, ""), ending)))
         # All that goes on is drawn at once, each behind a beginning of its own.
         if going:
             request = replace(
@@ -242,7 +242,7 @@ class SecondStage:
             )
             rests = policy.pack(policy.rollout(request), range(len(going)))
             pairs = zip(going.values(), rests, strict=True)
-            made += [(group, policy.extended(record, rest)) for (group, record), rest in pairs]
+            made += [(group, policy.concatenate(record, rest)) for (group, record), rest in pairs]
         return made, gone
 
     def _cut(self, sample: Sample, slot: int) -> Record:
@@ -257,7 +257,7 @@ class SecondStage:
         else:
             low = min(added.count or length, length)
         kept = low + int(torch.randint(length - low + 1, (), generator=stream(self.seed, "cut", self.number, slot)))
-        record = policy.unfinished({n: v[:kept] if v.dim() else v for n, v in record.items()}, added.text)
+        record = policy.reopen({n: v[:kept] if v.dim() else v for n, v in record.items()}, added.text)
         mask = record["loss_mask"] & (torch.arange(len(record["ids"])) < kept)
         return record | {"loss_mask": mask}
 

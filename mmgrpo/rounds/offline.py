@@ -103,7 +103,7 @@ class Offline(Callback):
         if self.way == "learned":
             return self._supervised_round(run, request, indices, started)
         with drawing_weights(policy.network):
-            rollout = policy.given(request)
+            rollout = policy.rollout_of_answers(request)
         grades = [answer.grade for prompt in prompts for answer in prompt.answers]
         local = torch.tensor(grades, dtype=torch.float32)
         grade = gather_rows(local, accelerator).cpu()

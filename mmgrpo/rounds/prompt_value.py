@@ -44,7 +44,7 @@ class PromptValues(Callback):
         """The values of training prompts, on the host."""
         policy, size, predicted = run.policy, run.optim.micro_batch_size, list[Tensor]()
         assert isinstance(policy, Continuing)
-        nothing = policy.written("")  # its first token, of which only the state before it is read
+        nothing = policy.record_of("")  # its first token, of which only the state before it is read
         for first in range(0, len(numbers), size):
             some = numbers[first : first + size]
             pairs, slots = [(run.prompts[number], nothing) for number in some], range(len(some))

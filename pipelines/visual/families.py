@@ -51,7 +51,7 @@ FAMILIES: Mapping[str, Family] = {
         visual_family(
             "sd3_edit",
             "small models of Stable Diffusion 3's architecture that edit an image",
-            "pipelines.visual.sd3_edit",
+            "pipelines.visual.sd3",
             ("SD3Transformer2DModel",),
             EditOptions,
             image_input="required",
@@ -87,7 +87,7 @@ FAMILIES: Mapping[str, Family] = {
         visual_family(
             "flux_kontext",
             "FLUX.1 Kontext, image editing",
-            "pipelines.visual.flux_kontext",
+            "pipelines.visual.flux",
             ("FluxKontextPipeline",),
             KontextOptions,
             guidance="true_cfg_scale",
@@ -138,7 +138,7 @@ FAMILIES: Mapping[str, Family] = {
         visual_family(
             "qwen_image_edit",
             "Qwen-Image-Edit and -Plus (2509, 2511), which edit one given image",
-            "pipelines.visual.qwen_image_edit",
+            "pipelines.visual.qwen_image",
             ("QwenImageEditPipeline", "QwenImageEditPlusPipeline"),
             QwenImageEditOptions,
             image_input="required",
@@ -186,7 +186,7 @@ FAMILIES: Mapping[str, Family] = {
         visual_family(
             "skyreels_i2v",
             "SkyReels-V1, a HunyuanVideo, image-to-video",
-            "pipelines.visual.skyreels_i2v",
+            "pipelines.visual.hunyuan_video",
             ("HunyuanSkyreelsImageToVideoPipeline", "HunyuanVideoPipeline"),
             SkyreelsOptions,
             guidance="true_cfg_scale",
@@ -203,7 +203,7 @@ FAMILIES: Mapping[str, Family] = {
         visual_family(
             "ltx_i2v",
             "LTX-Video, image-to-video",
-            "pipelines.visual.ltx_i2v",
+            "pipelines.visual.ltx_video",
             ("LTXImageToVideoPipeline", "LTXPipeline"),
             LtxImageOptions,
             image_input="required",
@@ -228,7 +228,7 @@ FAMILIES: Mapping[str, Family] = {
         visual_family(
             "wan_i2v",
             "Wan 2.1 and 2.2, image-to-video",
-            "pipelines.visual.wan_i2v",
+            "pipelines.visual.wan",
             ("WanImageToVideoPipeline", "WanPipeline"),
             WanImageOptions,
             image_input="required",

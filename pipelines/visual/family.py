@@ -88,8 +88,9 @@ def visual_family(
     planned: bool = False,
 ) -> Family:
     """The record of a generator, whose ``module`` has its ``load``, and what is asked before it: ``check_words`` of
-    tokenizers, ``sides_of`` of a network. The others are those of ``Family``; ``in_step`` holds whatever images the
-    prompts have, of which there are ``several_images``; ``planned``: there is a plan by which processes divide its
+    tokenizers, ``sides_of`` of a network. A variant that is conditioned on an image shares them with its parent, where
+    ``load`` goes by the class of the ``options``. The others are those of ``Family``; ``in_step`` holds whatever images
+    the prompts have, of which there are ``several_images``; ``planned``: there is a plan by which processes divide its
     tokens."""
     clips = "frames" in {one.name for one in fields(options)}
     check_rows = partial(readable, name, module, image_input, several_images, guidance)

@@ -334,7 +334,7 @@ class FlowModel:
                 outputs.append(Video(sample, self.fps, sound) if self.fps else Image(sample))
         return outputs
 
-    def decoded(self, latents: Float[Tensor, "N *latent"], conditioning: Conditioning = NOTHING) -> Tensor:
+    def pixels(self, latents: Float[Tensor, "N *latent"], conditioning: Conditioning = NOTHING) -> Tensor:
         """The pixels of denoised latents with their gradient, on the device and not clamped, in the VAE's precision."""
         with self._autocast(torch.float32):
             pixels = self.architecture.pixels(self.architecture.complete(latents, conditioning.tensors))

@@ -1,8 +1,15 @@
-"""FLUX.1 dev and schnell (Black Forest Labs 2024): packed latents, embedded guidance, a dynamic time shift.
+"""FLUX.1 dev and schnell (Black Forest Labs 2024): packed latents, embedded guidance, a dynamic time shift; and
+Kontext, which edits a given image.
 
 Latents are [channels, height, width] outside the network, which reads them packed, 2 x 2 neighbours per token. FLUX dev
 is distilled: the scale of guidance (``guidance``) is an input, and the network predicts the guided velocity in one
 evaluation. ``true_cfg_scale`` adds classifier-free guidance proper, with two evaluations.
+
+FLUX.1 Kontext (2025, arXiv:2506.15742), the family ``flux_kontext``, edits a given image, or draws without one. The
+latents of the given image follow those of the image that is made, with 1 as their first position; they are never
+noised, and nothing is predicted for them. The image is resized to that of the preferred sizes, of about a megapixel,
+whose ratio of sides is nearest to its own, as in the pipeline; with ``given_size`` to one in proportion, and with 0 it
+keeps its own (``_auto_resize=False``).
 """
 
 from __future__ import annotations
@@ -11,11 +18,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pixel_unshuffle
 
 from mmgrpo.runtime.devices import put
 from mmgrpo.types import Prompt
@@ -24,6 +32,7 @@ from pipelines.conditions import mute_summary_warnings, refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual import tiny_parts
+from pipelines.visual.conditioning_image import by_size, optional_image, whole_tokens
 from pipelines.visual.flow import (
     TRANSFORMER,
     Architecture,
@@ -33,8 +42,8 @@ from pipelines.visual.flow import (
     pixels_of_latents,
     shifted_spacing,
 )
-from pipelines.visual.options import FluxOptions
-from pipelines.visual.pipeline import Pipeline
+from pipelines.visual.options import FluxOptions, KontextOptions
+from pipelines.visual.pipeline import Call, Pipeline
 from pipelines.visual.sizes import Sides, latent_size
 
 LORA_TARGETS = tuple(
@@ -42,6 +51,9 @@ LORA_TARGETS = tuple(
     for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 )
 """Attention of the double-stream blocks, and queries, keys and values of the single-stream ones."""
+
+PREFERRED = 1024
+"""Side of the square among the sizes that Kontext prefers for a given image."""
 
 
 def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
@@ -64,8 +76,6 @@ class Flux(Architecture):
     device: torch.device
     size: tuple[int, int]
     """Height and width of latents."""
-    pipeline_name: ClassVar[str] = "FluxPipeline"
-    """The class of diffusers' pipeline."""
 
     def check(self, prompt: Prompt) -> None:
         """T5 must read the whole prompt. CLIP, whose part is a summary, reads 77 tokens of it."""
@@ -74,11 +84,6 @@ class Flux(Architecture):
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states of T5 and the pooled vector of CLIP."""
         return self.words(prompt)
-
-    @classmethod
-    def of(cls, pipeline: Any, options: Any, device: torch.device, size: tuple[int, int]) -> Self:
-        """That of a family's options."""
-        return cls(pipeline, options.max_sequence_length, options.guidance, device, size)
 
     def words(self, prompt: Prompt) -> tuple[Tensor, Tensor]:
         """Hidden states of T5 and the pooled vector of CLIP, as in diffusers."""
@@ -124,6 +129,50 @@ class Flux(Architecture):
         return {"num_inference_steps": steps, "mu": shifted["mu"]} if own else shifted
 
 
+@dataclass(frozen=True)
+class Kontext(Flux):
+    """FLUX.1 with a given image."""
+
+    given_size: int
+    """That of the options."""
+    takes_images: ClassVar[bool] = True
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states, pooled vector, packed latents of the given image, their rows and columns."""
+        none = torch.zeros(0, 4 * self.pipeline.vae.config.latent_channels, device=self.device)
+        return *self.words(prompt), *optional_image(prompt, "flux_kontext", none, self.resized, self.tokens_of)
+
+    def resized(self, image: Any) -> Float[Tensor, "1 3 H W"]:
+        """An image in the size in which the network reads it."""
+        from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
+
+        processor, unit = self.pipeline.image_processor, 2 * self.pipeline.vae_scale_factor
+        height, width = processor.get_default_height_width(image)
+        if self.given_size:
+            ratio = width / max(1, height)
+            _, width, height = min((abs(ratio - w / h), w, h) for w, h in PREFERRED_KONTEXT_RESOLUTIONS)
+            height, width = (side * self.given_size // PREFERRED for side in (height, width))
+        return processor.preprocess(image, *whole_tokens(image, height, width, unit))
+
+    def tokens_of(self, pixels: Float[Tensor, "1 3 H W"]) -> Float[Tensor, "1 c h w"]:
+        """Scaled latents of pixels in [-1, 1], the mode of their distribution, 2 x 2 of them as one token."""
+        vae = self.pipeline.vae
+        latents = vae.encode(pixels.to(vae.device, vae.dtype)).latent_dist.mode().float()
+        return pixel_unshuffle((latents - vae.config.shift_factor) * vae.config.scaling_factor, 2)
+
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        """The transformer's prediction; rows with a given image read it after their own tokens."""
+        hidden, pooled, given, sizes = conditioning
+
+        def predict(here: Tensor, rows: Tensor, height: int, width: int) -> Tensor:
+            images = [x[rows]]
+            if height:
+                images.append(unpack(given[rows, : height * width], 2 * height, 2 * width))
+            return self.predicted(network, images, time[rows], hidden[rows], pooled[rows])
+
+        return by_size(sizes, x.device, predict)
+
+
 def pack(latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N tokens values"]:
     """2 x 2 neighbours as one token: [c, h, w] to [h/2 * w/2, 4 c]."""
     n, c, h, w = latents.shape
@@ -146,21 +195,22 @@ def places(height: int, width: int, image: int = 0) -> Float[Tensor, "tokens 3"]
     return grid.view(-1, 3)
 
 
-def load(options: FluxOptions, training: Training = PLAIN, *, kind: type[Flux] = Flux) -> FlowModel:
-    """Load a FLUX.1 model for training; text encoders and VAE are frozen.
+def load(options: FluxOptions, training: Training = PLAIN) -> FlowModel:
+    """Load a FLUX.1 model, of ``KontextOptions`` a Kontext, for training; text encoders and VAE are frozen.
 
-    Text encoders are stored in the precision of computation, the VAE in fp32. ``kind`` is the architecture, which a
-    family with the same parts replaces.
+    Text encoders are stored in the precision of computation, the VAE in fp32.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
-    import diffusers
+    from diffusers import FluxKontextPipeline, FluxPipeline, FluxTransformer2DModel
 
+    given_size = options.given_size if isinstance(options, KontextOptions) else None
     source = locate(options.path, "black-forest-labs/FLUX.1-dev", "model_index.json")
     device = torch.device(training.device)
-    network = read_network(diffusers.FluxTransformer2DModel, source, training, TRANSFORMER)
-    pipeline = read_pipeline(getattr(diffusers, kind.pipeline_name), source, training, transformer=network)
+    network = read_network(FluxTransformer2DModel, source, training, TRANSFORMER)
+    kind = FluxPipeline if given_size is None else FluxKontextPipeline
+    pipeline = read_pipeline(kind, source, training, transformer=network)
     vae = pipeline.vae
     freeze((vae, pipeline.text_encoder, pipeline.text_encoder_2), device)
     factor = pipeline.vae_scale_factor
@@ -168,17 +218,16 @@ def load(options: FluxOptions, training: Training = PLAIN, *, kind: type[Flux] =
     def sized(height: int, width: int, frames: int) -> tuple[Flux, tuple[int, ...]]:
         default = pipeline.default_sample_size * factor
         size = latent_size(height, width, sides_of(network.config, factor), factor=factor, default=default)
-        return kind.of(pipeline, options, device, size), (
-            network.config.in_channels // 4,
-            *size,
-        )
+        parts = pipeline, options.max_sequence_length, options.guidance, device, size
+        architecture = Flux(*parts) if given_size is None else Kontext(*parts, given_size)
+        return architecture, (network.config.in_channels // 4, *size)
 
     size = (options.height, options.width, 0)
     return flow_model(network, pipeline.scheduler, training, LORA_TARGETS, sized, size, options.true_cfg_scale)
 
 
-def tiny(folder: str | Path = "", seed: int = 0, guided: bool = True, kind: type[Flux] = Flux) -> Path:
-    """Write a complete folder of the pipeline of ``kind`` (by default a new temporary one) and return it.
+def tiny(folder: str | Path = "", seed: int = 0, guided: bool = True, pipeline: str = "FluxPipeline") -> Path:
+    """Write a complete folder (by default a new temporary one) of a class of pipelines and return it.
 
     The architecture of FLUX.1 dev (of schnell, unless ``guided``) with one block of each kind and width 32; latents of
     4 channels at half the resolution of the images.
@@ -189,7 +238,7 @@ def tiny(folder: str | Path = "", seed: int = 0, guided: bool = True, kind: type
     folder = Path(folder or tempfile.mkdtemp(prefix="tiny-flux-"))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        pipeline = getattr(diffusers, kind.pipeline_name)(
+        whole = getattr(diffusers, pipeline)(
             scheduler=diffusers.FlowMatchEulerDiscreteScheduler(
                 shift=3.0 if guided else 1.0, use_dynamic_shifting=guided
             ),
@@ -210,8 +259,14 @@ def tiny(folder: str | Path = "", seed: int = 0, guided: bool = True, kind: type
             text_encoder_2=tiny_text.t5(),
             tokenizer_2=tiny_text.t5_tokenizer(),
         )
-    pipeline.save_pretrained(folder)
+    whole.save_pretrained(folder)
     return folder
 
 
-PIPELINE = Pipeline(noise=pack)
+def whole_images(pipeline: Any, call: Call) -> Mapping[str, Any]:
+    """The arguments by which Kontext's pipeline leaves the size to the caller; that of FLUX.1 has neither."""
+    (height, width), given = call.size, call.options.get("given_size")
+    return {"max_area": height * width, "_auto_resize": bool(given)}
+
+
+PIPELINE = Pipeline(noise=pack, given_sizes=(0, 1024), arguments=whole_images)

@@ -1,16 +1,23 @@
-"""HunyuanVideo (Kong et al. 2024, arXiv:2412.03603): Llama and CLIP read the prompt, guidance is an input.
+"""HunyuanVideo (Kong et al. 2024, arXiv:2412.03603): Llama and CLIP read the prompt, guidance is an input; and
+SkyReels-V1 (Skywork AI 2025), the same network with the first frame of the clip.
 
 The checkpoint is distilled: the scale of guidance (``guidance``) is an input, times 1000, and the network predicts the
 guided velocity in one evaluation. ``true_cfg_scale`` adds classifier-free guidance proper, with two evaluations. Llama
 reads the prompt inside a template whose tokens are cut off its hidden states afterwards.
+
+The image of the family ``skyreels_i2v`` is a condition: the network reads the VAE's latents of it in channels of their
+own, next to the noisy latents of the first frame, and zeros next to those of the others. No noise is added to it, and
+no decision concerns it: all frames are sampled. Guidance is true classifier-free guidance (``true_cfg_scale``); its
+unconditional branch keeps the image. The latents of an image are the mean of the VAE's posterior, from which diffusers'
+pipeline draws them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import lcm
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,8 +29,9 @@ from pipelines import require
 from pipelines.conditions import mute_summary_warnings, refuse_cut
 from pipelines.pretrained import locate, read_network, read_part, read_pipeline
 from pipelines.training import PLAIN, Training, freeze
+from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model
-from pipelines.visual.options import HunyuanVideoOptions
+from pipelines.visual.options import HunyuanVideoOptions, SkyreelsOptions
 from pipelines.visual.sizes import Sides, latent_frames, latent_size
 
 __all__ = ["LORA_TARGETS", "load"]
@@ -35,8 +43,15 @@ LORA_TARGETS = tuple(
 """Attention of the double-stream blocks and of the prompt's refiner, and queries, keys and values of the single-stream
 blocks."""
 
+EXAMPLE = "hunyuanvideo-community/HunyuanVideo"
+
 FRAMES, HEIGHT, WIDTH, FPS = 129, 720, 1280, 24.0
 """The model's own clips."""
+
+SKYREELS_CLIP = 97, 544, 960
+"""Frames, height and width of SkyReels' own clips."""
+SKYREELS = "Skywork/SkyReels-V1-Hunyuan-I2V"
+"""Its published transformer, which is to be used with the other parts of HunyuanVideo."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +72,50 @@ class HunyuanVideo(Architecture):
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
         return velocity(network, x, time, conditioning, self.guidance)
+
+    def pixels(self, latents: Float[Tensor, "N c f h w"]) -> Float[Tensor, "N F 3 H W"]:
+        return clips_of_latents(self.pipeline.vae, latents)
+
+    def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
+        return spacing(steps)
+
+
+@dataclass(frozen=True)
+class Skyreels(Architecture):
+    """Text encoders and VAE of a checkpoint, and the size of clips."""
+
+    pipeline: Any
+    max_sequence_length: int
+    guidance: float
+    device: torch.device
+    size: tuple[int, int]
+    """Height and width of latents."""
+
+    takes_images: ClassVar[bool] = True
+
+    @property
+    def frame_size(self) -> tuple[int, int]:
+        """Height and width of a frame in pixels, to which images are cropped."""
+        height, width = self.size
+        return height * self.pipeline.vae_scale_factor_spatial, width * self.pipeline.vae_scale_factor_spatial
+
+    def check(self, prompt: Prompt) -> None:
+        check_words(self.pipeline, prompt, self.max_sequence_length)
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """What HunyuanVideo reads of the words, and the VAE's latents of the image, [channels, 1, h, w]."""
+        image = first_frame(prompt, "skyreels_i2v", self.frame_size)
+        words = encode_words(self.pipeline, prompt, self.max_sequence_length, self.device)
+        vae = self.pipeline.vae
+        pixels = self.pipeline.video_processor.preprocess(image, *self.frame_size)
+        posterior = vae.encode(pixels[:, :, None].to(self.device, vae.dtype)).latent_dist
+        return *words, posterior.mode()[0].float() * vae.config.scaling_factor
+
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        """The prediction for the noisy latents, with the image's in channels of their own."""
+        *words, image = conditioning
+        condition = torch.cat([image, torch.zeros_like(x[:, :, 1:])], 2)
+        return velocity(network, torch.cat([x, condition], 1), time, tuple(words), self.guidance)
 
     def pixels(self, latents: Float[Tensor, "N c f h w"]) -> Float[Tensor, "N F 3 H W"]:
         return clips_of_latents(self.pipeline.vae, latents)
@@ -157,27 +216,68 @@ def latent_clip(
 
 
 def load(options: HunyuanVideoOptions, training: Training = PLAIN) -> FlowModel:
-    """Load a HunyuanVideo model for training; text encoders and VAE are frozen.
+    """Load a HunyuanVideo model for training, of ``SkyreelsOptions`` a SkyReels; text encoders and VAE are frozen.
 
     Text encoders are stored in the precision of computation, the VAE in fp32.
 
-    Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
+    Raises FileNotFoundError for a folder that is no model, ValueError for a network of the other family, and for
+    unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
+    if isinstance(options, SkyreelsOptions):
+        return load_skyreels(options, training)
     from diffusers import HunyuanVideoPipeline, HunyuanVideoTransformer3DModel
 
-    source = locate(options.path, "hunyuanvideo-community/HunyuanVideo", "model_index.json")
+    source = locate(options.path, EXAMPLE, "model_index.json")
     network = read_network(HunyuanVideoTransformer3DModel, source, training, TRANSFORMER)
     pipeline = read_hunyuan(HunyuanVideoPipeline, source, training, network)
     architecture = HunyuanVideo(pipeline, options.max_sequence_length, options.guidance, torch.device(training.device))
+    default, channels = (FRAMES, HEIGHT, WIDTH), network.config.in_channels
+    return model_of(pipeline, options, training, channels, default, lambda size: architecture)
 
-    sides = sides_of(network.config, pipeline.vae_scale_factor_spatial)
 
-    def sized(height: int, width: int, frames: int) -> tuple[HunyuanVideo, tuple[int, ...]]:
-        size = latent_clip(pipeline, sides, frames, height, width, (FRAMES, HEIGHT, WIDTH))
-        return architecture, (network.config.in_channels, *size)
+def load_skyreels(options: SkyreelsOptions, training: Training) -> FlowModel:
+    """The model on clips that begin with an image; ValueError for a network that takes none.
 
-    size = (options.height, options.width, options.frames)
+    ``options.path`` is a HunyuanVideo, and ``options.transformer`` a network that is published by itself, or empty
+    where the network is part of ``path``.
+    """
+    from diffusers import HunyuanSkyreelsImageToVideoPipeline, HunyuanVideoTransformer3DModel
+
+    source = locate(options.path, EXAMPLE, "model_index.json")
+    if options.transformer and not training.network:
+        network = read_network(HunyuanVideoTransformer3DModel, locate(options.transformer, SKYREELS), training)
+    else:
+        network = read_network(HunyuanVideoTransformer3DModel, source, training, TRANSFORMER)
+    pipeline = read_hunyuan(HunyuanSkyreelsImageToVideoPipeline, source, training, network)
+    channels = pipeline.vae.config.latent_channels
+    if network.config.in_channels != 2 * channels:
+        raise ValueError(
+            f"'{options.transformer or source}': the network reads {network.config.in_channels} channels, expected "
+            f"{2 * channels}, half of them for the image; set model.transformer={SKYREELS}, or take "
+            "model.family=hunyuan_video for text-to-video"
+        )
+    parts = pipeline, options.max_sequence_length, options.guidance, torch.device(training.device)
+    return model_of(pipeline, options, training, channels, SKYREELS_CLIP, lambda size: Skyreels(*parts, size))
+
+
+def model_of(
+    pipeline: Any,
+    options: HunyuanVideoOptions,
+    training: Training,
+    channels: int,
+    default: tuple[int, int, int],
+    make: Callable[[tuple[int, int]], Architecture],
+) -> FlowModel:
+    """The model around a frozen pipeline, whose latents have so many channels and whose clips the frames, height and
+    width of ``default``; ``make`` gives the architecture for a height and width of latents."""
+    sides = sides_of(pipeline.transformer.config, pipeline.vae_scale_factor_spatial)
+
+    def sized(height: int, width: int, frames: int) -> tuple[Architecture, tuple[int, ...]]:
+        size = latent_clip(pipeline, sides, frames, height, width, default)
+        return make(size[1:]), (channels, *size)
+
+    network, size = pipeline.transformer, (options.height, options.width, options.frames)
     return flow_model(
         network, pipeline.scheduler, training, LORA_TARGETS, sized, size, options.true_cfg_scale, options.fps or FPS
     )

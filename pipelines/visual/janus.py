@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from mmgrpo.config.names import nearest
 from mmgrpo.data.chat import ChatTemplate, chat_of, conversation_text, pad_left, positions_of, special_ids, token_ids
-from mmgrpo.policies.image_tokens import guided
+from mmgrpo.policies.image_tokens import classifier_free_guidance
 from mmgrpo.policies.token_model import Context, Features
 from mmgrpo.runtime.devices import autocast
 from mmgrpo.types import Prompt, Reference
@@ -299,7 +299,11 @@ class Janus:
         """The logits of the next code, guided in fp32."""
         with autocast(self.dtype, hidden.device):
             several = [network.model.generation_head(state) for state in hidden.chunk(self.passes, -1)]
-        return several[0] if self.passes == 1 else guided(several[0].float(), several[1].float(), self.guidance)
+        return (
+            several[0]
+            if self.passes == 1
+            else classifier_free_guidance(several[0].float(), several[1].float(), self.guidance)
+        )
 
     @torch.no_grad()
     def pixels(self, codes: Int[Tensor, "N T"]) -> Float[Tensor, "N 3 height width"]:

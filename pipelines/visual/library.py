@@ -64,7 +64,8 @@ class Diffusers:
         model: Any = policy.evaluation.model
         if model.architecture.pipeline is None:
             raise Incomparable("a model without text encoders and VAE of its own is none of diffusers'")
-        if (sizes := self.own.given_sizes) and (given := vars(config.model)["given_size"]) not in sizes:
+        given, sizes = vars(config.model).get("given_size"), self.own.given_sizes
+        if sizes and given is not None and given not in sizes:
             raise Incomparable(f"model.given_size: diffusers' pipeline has {sizes[-1]}, got {given}")
         if not self.own.guided and model.guidance != 1:
             raise Incomparable(f"model.true_cfg_scale: diffusers' pipeline has none, got {model.guidance}")

@@ -2,6 +2,11 @@
 
 Latents are [channels, frames, height, width] outside the network, which reads one token per latent pixel. Its rotary
 embedding takes the places of tokens in seconds, so the rate of the clip (``fps``) is an input of the model.
+
+The family ``ltx_i2v`` is conditioned on an image, the first frame of the video. Its latents are the first latent frame,
+at time 0, while the other frames are at the time of the step. Samples are the other frames, so no noise is added to the
+first one and no decision concerns it. The latents of an image are the mean of the VAE's posterior, from which
+diffusers' pipeline draws them.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import lcm
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -21,8 +26,9 @@ from pipelines import require
 from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze
+from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model, shifted_spacing
-from pipelines.visual.options import LtxVideoOptions
+from pipelines.visual.options import LtxImageOptions, LtxVideoOptions
 from pipelines.visual.pipeline import Pipeline, as_tokens
 from pipelines.visual.sizes import Sides, latent_frames, latent_size
 
@@ -72,6 +78,60 @@ class LtxVideo(Architecture):
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
         return shifted_spacing(scheduler, steps, self.tokens)
+
+
+@dataclass(frozen=True)
+class LtxImage(Architecture):
+    """Text encoder and VAE of a checkpoint, rate and size of clips."""
+
+    pipeline: Any
+    max_sequence_length: int
+    fps: float
+    device: torch.device
+    size: tuple[int, int, int]
+    """Latent frames with the given one, height and width."""
+
+    takes_images: ClassVar[bool] = True
+
+    @property
+    def frame_size(self) -> tuple[int, int]:
+        """Height and width of a frame in pixels, to which images are cropped."""
+        height, width = self.size[1:]
+        return height * self.pipeline.vae_spatial_compression_ratio, width * self.pipeline.vae_spatial_compression_ratio
+
+    def check(self, prompt: Prompt) -> None:
+        """T5 must read the whole prompt."""
+        check_words(self.pipeline, prompt, self.max_sequence_length)
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of T5, the mask of its tokens, and the latent frame of the image, [channels, 1, h, w]."""
+        image = first_frame(prompt, "ltx_i2v", self.frame_size)
+        words = encode_words(self.pipeline, prompt, self.max_sequence_length, self.device)
+        vae = self.pipeline.vae
+        pixels = self.pipeline.video_processor.preprocess(image, *self.frame_size)
+        posterior = vae.encode(pixels[:, :, None].to(self.device, vae.dtype)).latent_dist
+        mean, deviation = (one.float().view(-1, 1, 1, 1) for one in (vae.latents_mean, vae.latents_std))
+        return *words, (posterior.mode()[0].float() - mean) / deviation
+
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        """The prediction for the sampled frames, behind the given one at time 0."""
+        hidden, mask, _ = conditioning
+        frames, height, width = self.size
+        noisy = torch.arange(frames * height * width, device=x.device) >= height * width
+        whole = self.complete(x, conditioning)
+        return velocity(network, whole, time[:, None] * noisy, (hidden, mask), places(self.pipeline, self.fps))[
+            :, :, 1:
+        ]
+
+    def complete(self, latents: Tensor, conditioning: tuple[Tensor, ...]) -> Float[Tensor, "N c frames h w"]:
+        """The sampled frames behind the given one."""
+        return torch.cat([conditioning[2], latents], 2)
+
+    def pixels(self, latents: Float[Tensor, "N c f h w"]) -> Float[Tensor, "N F 3 H W"]:
+        return clips_of_latents(self.pipeline.vae, latents)
+
+    def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
+        return shifted_spacing(scheduler, steps, math.prod(self.size))
 
 
 def encode_words(pipeline: Any, prompt: Prompt, most: int, device: torch.device) -> tuple[Tensor, ...]:
@@ -128,15 +188,6 @@ def clips_of_latents(vae: Any, latents: Float[Tensor, "N c f h w"]) -> Float[Ten
     return pixels.float().transpose(1, 2) / 2 + 0.5
 
 
-def read_ltx(kind: Any, source: str, training: Training, network: Any) -> Any:
-    """The pipeline around a network."""
-    from diffusers import AutoencoderKLLTXVideo
-
-    pipeline = read_pipeline(kind, source, training, AutoencoderKLLTXVideo, transformer=network)
-    freeze((pipeline.vae, pipeline.text_encoder), training.device)
-    return pipeline
-
-
 def latent_clip(pipeline: Any, frames: int, height: int, width: int) -> tuple[int, int, int]:
     """Latent frames, height and width of a clip; 0 takes the pipeline's own. ValueError names the nearest that is
     possible."""
@@ -148,29 +199,37 @@ def latent_clip(pipeline: Any, frames: int, height: int, width: int) -> tuple[in
 
 
 def load(options: LtxVideoOptions, training: Training = PLAIN) -> FlowModel:
-    """Load an LTX-Video model for training; text encoder and VAE are frozen.
+    """Load an LTX-Video model for training, of ``LtxImageOptions`` on clips that begin with an image; text encoder and
+    VAE are frozen.
 
     The text encoder is stored in the precision of computation, the VAE in fp32.
 
     Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
-    from diffusers import LTXPipeline, LTXVideoTransformer3DModel
+    from diffusers import AutoencoderKLLTXVideo, LTXImageToVideoPipeline, LTXPipeline, LTXVideoTransformer3DModel
 
+    from_image, fps = isinstance(options, LtxImageOptions), options.fps or FPS
     source = locate(options.path, "Lightricks/LTX-Video", "model_index.json")
     network = read_network(LTXVideoTransformer3DModel, source, training, TRANSFORMER)
-    pipeline = read_ltx(LTXPipeline, source, training, network)
-    device = torch.device(training.device)
+    kind = LTXImageToVideoPipeline if from_image else LTXPipeline
+    pipeline = read_pipeline(kind, source, training, AutoencoderKLLTXVideo, transformer=network)
+    freeze((pipeline.vae, pipeline.text_encoder), training.device)
+    parts = pipeline, options.max_sequence_length, fps, torch.device(training.device)
 
-    def sized(height: int, width: int, frames: int) -> tuple[LtxVideo, tuple[int, ...]]:
+    def sized(height: int, width: int, frames: int) -> tuple[Architecture, tuple[int, ...]]:
         size = latent_clip(pipeline, frames, height, width)
-        architecture = LtxVideo(pipeline, options.max_sequence_length, options.fps or FPS, device, math.prod(size))
-        return architecture, (network.config.in_channels, *size)
+        if not from_image:
+            return LtxVideo(*parts, math.prod(size)), (network.config.in_channels, *size)
+        if size[0] == 1:
+            raise ValueError(
+                f"frames: got {frames}, of which the first is given, expected more; the nearest is "
+                f"{pipeline.vae_temporal_compression_ratio + 1}"
+            )
+        return LtxImage(*parts, size), (network.config.in_channels, size[0] - 1, *size[1:])
 
     size = (options.height, options.width, options.frames)
-    return flow_model(
-        network, pipeline.scheduler, training, LORA_TARGETS, sized, size, options.guidance, options.fps or FPS
-    )
+    return flow_model(network, pipeline.scheduler, training, LORA_TARGETS, sized, size, options.guidance, fps)
 
 
 PIPELINE = Pipeline(noise=as_tokens)

@@ -27,8 +27,7 @@ from pipelines.visual.conditioning_image import by_sizes
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model, shifted_spacing
 from pipelines.visual.options import QwenImage21Options
 from pipelines.visual.pipeline import Pipeline, as_tokens
-from pipelines.visual.qwen_image import NOTHING, latent_statistics
-from pipelines.visual.qwen_image_edit import edit_processor
+from pipelines.visual.qwen_image import NOTHING, edit_processor, latent_statistics
 from pipelines.visual.sizes import Sides, latent_size
 
 __all__ = ["LORA_TARGETS", "QwenImage21", "load"]

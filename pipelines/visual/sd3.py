@@ -1,7 +1,12 @@
-"""Stable Diffusion 3 and 3.5 (Esser et al. 2024, arXiv:2403.03206), and small models of their architecture.
+"""Stable Diffusion 3 and 3.5 (Esser et al. 2024, arXiv:2403.03206), and small models of their architecture, which draw,
+or edit an image.
 
 Two kinds of folder load: an ordinary ``StableDiffusion3Pipeline`` of diffusers (folder or hub id; two CLIP encoders, T5
 and a VAE), and a small one (``pipelines.visual.small``) with the same ``SD3Transformer2DModel``.
+
+Those of the family ``sd3_edit`` are small ones whose transformer has twice as many input channels as it predicts: the
+pixels of the given image are further channels of what the network reads, behind those of the image that is made
+(InstructPix2Pix, arXiv:2211.09800). The given image is never noised, and the unconditional branch of guidance keeps it.
 """
 
 from __future__ import annotations
@@ -9,17 +14,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmgrpo.types import Prompt
+from mmgrpo.types import Image, Prompt
 from pipelines import require
 from pipelines.conditions import mute_summary_warnings, refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline, read_scheduler
 from pipelines.training import PLAIN, Training, freeze
+from pipelines.visual.conditioning_image import conditioning_image, given_output
 from pipelines.visual.enlarger import Enlarger
 from pipelines.visual.flow import (
     TRANSFORMER,
@@ -30,7 +36,7 @@ from pipelines.visual.flow import (
     latents_of_pixels,
     pixels_of_latents,
 )
-from pipelines.visual.options import FlowOptions
+from pipelines.visual.options import EditOptions, FlowOptions
 from pipelines.visual.sd3_tiny import tiny, tiny_words
 from pipelines.visual.sizes import Sides, latent_size
 from pipelines.visual.small import SmallModel, is_small, read_words
@@ -147,14 +153,41 @@ class Small(SmallModel):
         return StableDiffusion3Pipeline
 
 
+@dataclass(frozen=True)
+class SmallEdit(Small):
+    """A model in pixel space with a word encoder that reads a given image of the size of its own."""
+
+    size: tuple[int, int] = (0, 0)
+    """Height and width."""
+    takes_images: ClassVar[bool] = True
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states, pooled vector, and the given image in [-1, 1], scaled to cover the size and cropped at the
+        centre."""
+        conditioning_image(prompt, "sd3_edit")  # refuses none, several and other media
+        given = given_output(prompt.media[0], Image(torch.zeros(3, *self.size)))
+        assert isinstance(given, Image)
+        hidden, pooled = super().encode(prompt)
+        return hidden, pooled, self.encode_pixels(given.pixels[None])[0].to(hidden.device)
+
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        """The transformer's prediction for the image that is made."""
+        *words, given = conditioning
+        return velocity(network, torch.cat([x, given.to(x)], 1), time, tuple(words))
+
+
 def load(options: FlowOptions, training: Training = PLAIN) -> FlowModel:
-    """Load a Stable Diffusion 3 model for training; text encoders and VAE are frozen.
+    """Load a Stable Diffusion 3 model for training, of ``EditOptions`` a small one that edits; text encoders and VAE
+    are frozen.
 
     Text encoders are stored in the precision of computation, the VAE in fp32.
 
-    Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
+    Raises FileNotFoundError for a folder that is no model, ValueError for a model of the other family, and for
+    unsupported sizes or settings.
     """
     require("visual", "diffusers", "transformers")
+    if isinstance(options, EditOptions):
+        return load_edit(options, training)
     from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 
     source = locate(options.path, "stabilityai/stable-diffusion-3.5-medium", "model_index.json", "words")
@@ -183,6 +216,31 @@ def load(options: FlowOptions, training: Training = PLAIN) -> FlowModel:
         if words is not None:
             return Small(words, scheduler, tokens, enlarger), (config.in_channels, *size)
         return Pretrained(pipeline, options.max_sequence_length, device, tokens), (config.in_channels, *size)
+
+    size = (options.height, options.width, 0)
+    return flow_model(network, scheduler, training, LORA_TARGETS, sized, size, options.guidance)
+
+
+def load_edit(options: EditOptions, training: Training) -> FlowModel:
+    """Load a small editing model for training; the word encoder is frozen. ValueError for one that edits nothing."""
+    from diffusers import SD3Transformer2DModel
+
+    source = locate(options.path, "embedded:visual/edits/base", "words")
+    device = torch.device(training.device)
+    network = read_network(SD3Transformer2DModel, source, training, TRANSFORMER)
+    config = network.config
+    if config.in_channels != 2 * config.out_channels:
+        raise ValueError(
+            f"model.path: {options.path} reads {config.in_channels} channels and predicts {config.out_channels}, "
+            "expected twice as many, of which the second half is the image that is edited; model.family=sd3 draws "
+            "without one"
+        )
+    scheduler, words = read_scheduler(source), read_words(source, device)
+
+    def sized(height: int, width: int, frames: int) -> tuple[SmallEdit, tuple[int, ...]]:
+        size = latent_size(height, width, sides_of(network.config, 1), factor=1, default=config.sample_size)
+        tokens = (size[0] // config.patch_size) * (size[1] // config.patch_size)
+        return SmallEdit(words, scheduler, tokens, size=size), (config.out_channels, *size)
 
     size = (options.height, options.width, 0)
     return flow_model(network, scheduler, training, LORA_TARGETS, sized, size, options.guidance)

@@ -53,7 +53,7 @@ def tokenizers(path: str) -> Any | None:
                 tokenizer_2=read_part(ByT5Tokenizer, path, subfolder="tokenizer_2"),
             )
         if in_processor:
-            from pipelines.visual.qwen_image_edit import edit_processor
+            from pipelines.visual.qwen_image import edit_processor
 
             given["processor"] = read_part(edit_processor("Qwen3VLProcessor"), path, subfolder="processor")
         if "Hunyuan" in kind.__name__ or "Skyreels" in kind.__name__:  # its class would split words in a way of its own

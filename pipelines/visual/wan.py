@@ -1,13 +1,21 @@
-"""Wan 2.1 and 2.2 (Wan team 2025, arXiv:2503.20314), text-to-video.
+"""Wan 2.1 and 2.2 (Wan team 2025, arXiv:2503.20314), text-to-video and image-to-video.
 
 Four kinds of folder load: of diffusers' ``WanPipeline`` (folder or hub id) those with one network (Wan 2.1), with two,
 one above and one below a noise level (Wan 2.2 14B), and with a time per token (Wan 2.2 5B); and small ones
-(``pipelines.visual.wan_small``). Clips from words and an image are the family ``wan_i2v``.
+(``pipelines.visual.wan_small``).
 
 The noise levels are those of the checkpoint's scheduler, UniPC in published ones. Its multistep solver is not ours: a
 deterministic sample takes Euler steps on these levels, so it equals the pipeline's own output where the pipeline
 has a ``FlowMatchEulerDiscreteScheduler``. UniPC also rounds the network's time 1000 sigma to an integer; here it is
 never rounded.
+
+The family ``wan_i2v`` is conditioned on an image, the first frame of the video. The image is a condition: no noise is
+added to it, and no decision concerns it. There are two kinds:
+
+- Wan 2.1 and 2.2 14B read it in channels of their own, next to the noisy latents: the VAE's latents of the image
+  followed by black frames, and a mask. 2.1 also reads tokens of a CLIP image encoder. All frames are sampled.
+- Wan 2.2 5B (a time per token) has the image's latents as the first latent frame, at time 0. Samples are the other
+  frames; the first one is put before them for the network, which predicts nothing for it, and for the VAE.
 """
 
 from __future__ import annotations
@@ -15,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -27,8 +35,9 @@ from pipelines import require
 from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_json, read_network, read_pipeline, read_scheduler
 from pipelines.training import PLAIN, Training, freeze, make_trainable
+from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
-from pipelines.visual.options import WanOptions
+from pipelines.visual.options import WanImageOptions, WanOptions
 from pipelines.visual.sizes import Sides, latent_frames, latent_size
 from pipelines.visual.small import is_small, read_words
 from pipelines.visual.wan_experts import SECOND, Experts, make_experts_trainable
@@ -43,7 +52,11 @@ LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 IMAGE_TARGETS = ("add_k_proj", "add_v_proj")
 """Those of the attention to the tokens of an image, where a network has it."""
 
+IMAGE_CONTEXT = 512
+"""Text tokens that a network with image tokens takes: diffusers tells the two apart by this number."""
+
 EXAMPLE = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+IMAGE_EXAMPLE = "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers"
 
 
 def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
@@ -129,6 +142,72 @@ class Wan(Architecture):
         super().save_adapters(folder / SECOND, network.transformer_2)
 
 
+@dataclass(frozen=True)
+class WanImage(Wan):
+    """Text encoder, image encoder and VAE of a published checkpoint."""
+
+    @property
+    def first_is_given(self) -> bool:
+        """True where the first latent frame is the image's, as in Wan 2.2 5B."""
+        return self.pipeline.config.expand_timesteps
+
+    def latent_shape(self) -> tuple[int, ...]:
+        """Channels, frames without a given one, height and width of one sample."""
+        channels, frames, height, width = super().latent_shape()
+        return (channels, frames - self.first_is_given, height, width)
+
+    takes_images: ClassVar[bool] = True
+
+    @property
+    def frame_size(self) -> tuple[int, int]:
+        """Height and width of a frame in pixels, to which images are cropped."""
+        height, width = self.size[1:]
+        return height * self.pipeline.vae_scale_factor_spatial, width * self.pipeline.vae_scale_factor_spatial
+
+    def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        """Hidden states of UMT5, the condition of the image, and the image encoder's tokens where there is one."""
+        image = first_frame(prompt, "wan_i2v", self.frame_size)
+        words = self.words(prompt)
+        if self.pipeline.image_encoder is None:
+            return words, self.condition(image)
+        return words, self.condition(image), self.pipeline.encode_image(image, self.device)[0]
+
+    def condition(self, image: Any) -> Float[Tensor, "channels frames h w"]:
+        """A mask of 4 channels and the latents of the image followed by black frames; or the latents of its one."""
+        pipeline, (height, width) = self.pipeline, self.frame_size
+        pixels = pipeline.video_processor.preprocess(image, height, width)
+        return pipeline.prepare_latents(
+            pixels.to(self.device, torch.float32),
+            batch_size=1,
+            height=height,
+            width=width,
+            num_frames=(self.size[0] - 1) * pipeline.vae_scale_factor_temporal + 1,
+            dtype=torch.float32,
+            device=self.device,
+            latents=torch.zeros(1),  # the noise, which is drawn elsewhere
+        )[1][0]
+
+    def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
+        """The prediction for the sampled frames at time 1000 sigma."""
+        hidden, condition, *image = conditioning
+        time = time * 1000
+        if not self.first_is_given:
+            (predicted,) = network(torch.cat([x, condition], 1), time, hidden, *image, return_dict=False)
+            return predicted
+        clean = torch.zeros(len(x), self.tokens, device=x.device)
+        noisy = time[:, None].expand(-1, x.shape[2] * self.tokens)
+        whole = self.complete(x, conditioning)
+        (predicted,) = network(whole, torch.cat([clean, noisy], 1), hidden, return_dict=False)
+        return predicted[:, :, 1:]
+
+    def complete(self, latents: Tensor, conditioning: tuple[Tensor, ...]) -> Float[Tensor, "N c frames h w"]:
+        """The sampled frames behind a given one."""
+        if not self.first_is_given:
+            return latents
+        _, first = conditioning
+        return torch.cat([first, latents], 2)
+
+
 Statistics = tuple[Float[Tensor, " c"], Float[Tensor, " c"]]
 """Mean and deviation of every channel of a VAE's latents."""
 
@@ -179,13 +258,16 @@ def boundary_of(pipeline: Any) -> float:
 
 
 def load(options: WanOptions, training: Training = PLAIN) -> FlowModel:
-    """Load a Wan model for training; text encoder and VAE are frozen.
+    """Load a Wan model for training, of ``WanImageOptions`` one of image-to-video; text encoder and VAE are frozen.
 
     Text encoders are stored in the precision of computation, the VAE in fp32.
 
-    Raises FileNotFoundError for a folder that is no model, ValueError for unsupported sizes or settings.
+    Raises FileNotFoundError for a folder that is no model, ValueError for one of the other family, and for unsupported
+    sizes or settings.
     """
     require("visual", "diffusers", "transformers")
+    if isinstance(options, WanImageOptions):
+        return load_image_to_video(options, training)
     from diffusers import WanPipeline, WanTransformer3DModel
 
     source = locate(options.path, EXAMPLE, "model_index.json", "words")
@@ -212,6 +294,28 @@ def load(options: WanOptions, training: Training = PLAIN) -> FlowModel:
         whole_clips=options.whole_clips,
         sized=sized,
     )
+
+
+def load_image_to_video(options: WanImageOptions, training: Training) -> FlowModel:
+    """The model on clips that begin with an image; ValueError for one that takes words only or a last image too."""
+    from diffusers import WanImageToVideoPipeline
+
+    source = locate(options.path, IMAGE_EXAMPLE, "model_index.json")
+    index = read_json(source, "model_index.json") or {}
+    if not index.get("expand_timesteps") and index.get("_class_name") == "WanPipeline":
+        raise ValueError(f"'{source}' is a text-to-video model, expected one that takes an image; set model.family=wan")
+    network = read_json(source, "transformer/config.json") or {}
+    if network.get("pos_embed_seq_len") is not None:
+        raise ValueError(
+            f"'{source}' takes the last frame of a video and the first, expected the first only; take a model of "
+            f"image-to-video, e.g. {IMAGE_EXAMPLE}"
+        )
+    if network.get("image_dim") is not None and options.max_sequence_length != IMAGE_CONTEXT:
+        raise ValueError(
+            f"max_sequence_length: got {options.max_sequence_length}, expected {IMAGE_CONTEXT}, the only number of "
+            "text tokens that a network with image tokens takes"
+        )
+    return pretrained(WanImage, WanImageToVideoPipeline, source, options, training)
 
 
 def refuse_second_scale(guidance_2: float, source: str) -> None:

@@ -173,7 +173,7 @@ class ImageText(OwnForward):
         """The image as it is, since the network's own forward pass encodes it."""
         return read
 
-    def joined(self, media: Mapping[str, Tensor], read: Sequence[LaterImage]) -> dict[str, Tensor]:
+    def append_media(self, media: Mapping[str, Tensor], read: Sequence[LaterImage]) -> dict[str, Tensor]:
         """The tensors of a prompt with those of images behind it; ``token_types`` knows the types of their tokens."""
         types = {name: torch.zeros(1, 0, dtype=torch.long) for name in self.joins.types}
         return {**types, **media, **self.joins.join([media, *(later.tensors for later in read)])}

@@ -120,7 +120,7 @@ class QwenVl(Decoder):
         """An image without its patches."""
         return replace(read, patches=read.patches[:0].clone())
 
-    def joined(self, media: Sequence[Patches], read: Sequence[Patches]) -> list[Patches]:
+    def append_media(self, media: Sequence[Patches], read: Sequence[Patches]) -> list[Patches]:
         """Media with further ones behind them."""
         return [*media, *read]
 

@@ -131,7 +131,7 @@ class SmolVlm(Decoder):
         """An image without its tiles."""
         return replace(read, tiles=read.tiles[:0].clone())
 
-    def joined(self, media: Sequence[Tiles], read: Sequence[Tiles]) -> list[Tiles]:
+    def append_media(self, media: Sequence[Tiles], read: Sequence[Tiles]) -> list[Tiles]:
         """Media with further ones behind them."""
         return [*media, *read]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipelines.visual import flux
-from pipelines.visual.flux_kontext import Kontext
 
 
 def tiny(folder: str | Path = "", seed: int = 0) -> Path:
     """Write a complete ``FluxKontextPipeline`` folder (by default a new temporary one) of ``flux.tiny``'s sizes."""
-    return flux.tiny(folder, seed, kind=Kontext)
+    return flux.tiny(folder, seed, pipeline="FluxKontextPipeline")

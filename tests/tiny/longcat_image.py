@@ -10,7 +10,7 @@ import torch
 
 from pipelines import require
 from pipelines.visual import qwen_tiny_parts, tiny_parts
-from pipelines.visual.qwen_image_edit import edit_processor
+from pipelines.visual.qwen_image import edit_processor
 from tests.tiny.parts import qwen_images
 from tests.tiny.qwen_image_edit import name_part
 

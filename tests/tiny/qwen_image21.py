@@ -11,7 +11,7 @@ import torch
 
 from pipelines import require
 from pipelines.visual import qwen_tiny_parts
-from pipelines.visual.qwen_image_edit import edit_processor
+from pipelines.visual.qwen_image import edit_processor
 from pipelines.vlm import qwen_vl_tiny
 from tests.tiny import image_text
 

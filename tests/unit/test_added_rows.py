@@ -571,7 +571,7 @@ def test_a_thought_is_left_early_at_several_places(tmp_path):
     assert [int((origin == kind).sum()) for kind in (OWN, HINTED)] == [2, 10]
     [left] = [one for one in batch.rollouts if int(one.decisions.origin[0]) == HINTED]
     phrase = made.policy.model.spell(" d d")[:-1]
-    text = made.policy.written("a b d d c")
+    text = made.policy.record_of("a b d d c")
     assert [made.policy.before(text, one) for one in ("d d", "a", "say", "c")] == [2, 0, 5, 4]
     [whole] = [one for one in batch.rollouts if int(one.decisions.origin[0]) == OWN]
     for row, ids in enumerate(left.steps.ids.tolist()):

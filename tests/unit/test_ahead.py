@@ -60,7 +60,7 @@ class Watched:
         self.inner, self.before = OwnSampler(TokenPolicy(toy(["say", "a", "b"]), max_tokens=5)), before
         self.name, self.whole, self.form = "the engine", False, "own"
         self.drawn: list[tuple[int, int, str]] = []
-        self.held, self.load = self.inner.held, self.inner.load
+        self.fingerprints, self.load = self.inner.fingerprints, self.inner.load
 
     def generate(self, asked: Any, rules: Any, drawing: Any) -> list[list[Drawn]]:
         self.before(drawing)
@@ -161,7 +161,7 @@ def test_a_round_is_drawn_with_the_weights_of_k_rounds_before_and_its_old_log_pr
             for name, value in kept[version].items():
                 run.trained[name].copy_(value)
             policy: Any = run.policy
-            scored = policy._trained(batch.rollouts[0].steps)["log_probs"]
+            scored = policy._training_scores(batch.rollouts[0].steps)["log_probs"]
         mask = batch.decisions.decision_mask
         torch.testing.assert_close(scored[mask], batch.decisions.log_probs[mask], rtol=0, atol=1e-5)
 

@@ -12,7 +12,7 @@ import torch
 from mmgrpo.config.registry import bind
 from mmgrpo.diffusion.ode import Solver
 from mmgrpo.objectives import OBJECTIVES
-from mmgrpo.policies.boundaries import clean_estimate, renoised
+from mmgrpo.policies.boundaries import clean_estimate, renoise
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.requirements.blocks import refuse_unread
 from mmgrpo.requirements.policies import refuse_mismatch
@@ -40,10 +40,10 @@ def made(folder: Path, **more: Any) -> Trainer:
 
 def test_a_renoised_state_has_the_marginal_of_its_level_and_the_velocity_that_made_it():
     end, noise = torch.tensor([[0.2]]), torch.tensor([[1.0]])
-    noisy, velocity = renoised(end, noise, torch.tensor([0.5]), torch.tensor([0.8]))
+    noisy, velocity = renoise(end, noise, torch.tensor([0.5]), torch.tensor([0.8]))
     # alpha .4, b .77459667; -.2 / .5 + (.8 + .25 x .4 / .5) / b = -.4 + 1 / b
     assert noisy.item() == pytest.approx(0.08 + 0.77459667) and velocity.item() == pytest.approx(-0.4 + 1 / 0.77459667)
-    noisy, velocity = renoised(end, noise, torch.zeros(1), torch.tensor([0.8]))
+    noisy, velocity = renoise(end, noise, torch.zeros(1), torch.tensor([0.8]))
     assert noisy.item() == pytest.approx(0.2 * 0.2 + 0.8) and velocity.item() == pytest.approx(0.8)  # e - x0
     # x' of a clean sample c and noise n: x_tau is (1 - tau) c + sqrt(...) of two noises, of variance tau^2 together
     alpha, spread = 0.4, 0.77459667

@@ -78,7 +78,7 @@ def test_given_texts_have_the_log_probs_of_the_same_samples():
         answers = tuple(Answer(drawn.outputs[row].text, None, 0.0) for row in kept)  # type: ignore[union-attr]
         if not answers:
             continue
-        given = policy.given(Request([replace(prompt, answers=answers)], [7], 0, 0))
+        given = policy.rollout_of_answers(Request([replace(prompt, answers=answers)], [7], 0, 0))
         width = given.decisions.log_probs.shape[1]
         assert_close(given.decisions.log_probs, drawn.decisions.log_probs[kept][:, :width], rtol=0, atol=1e-5)
         assert torch.equal(given.decisions.decision_mask, drawn.decisions.decision_mask[kept][:, :width])
@@ -87,13 +87,13 @@ def test_given_texts_have_the_log_probs_of_the_same_samples():
 
 def test_given_texts_are_cut_and_what_the_policy_never_says_is_no_decision():
     policy = tokens()
-    given = policy.given(
+    given = policy.rollout_of_answers(
         Request([Prompt("say a", answers=(Answer("a b c a b", None, 1.0), Answer("", None, 0.0)))], [0], 0, 0)
     )
     assert given.decisions.decision_mask.sum(1).tolist() == [4, 1]
     assert given.decisions.fields["truncated"].tolist() == [1, 0]
     policy.suppressed = torch.tensor(policy.model.spell("b")[:1])
-    given = policy.given(Request([Prompt("say a", answers=(Answer("a b c", None, 1.0),))], [0], 0, 0))
+    given = policy.rollout_of_answers(Request([Prompt("say a", answers=(Answer("a b c", None, 1.0),))], [0], 0, 0))
     assert given.decisions.decision_mask.tolist() == [[True, False, True, True]]
     assert given.decisions.log_probs.isfinite().all()
 
@@ -106,7 +106,7 @@ def test_given_images_share_the_draws_of_their_prompt():
         replace(prompt, answers=tuple(Answer("", medium, 0.0) for medium in media[3 * n : 3 * n + 3]))
         for n, prompt in enumerate(toy_prompts(2))
     ]
-    given = policy.given(Request(asked, [0, 1], 0, 5))
+    given = policy.rollout_of_answers(Request(asked, [0, 1], 0, 5))
     assert torch.equal(given.decisions.log_probs, drawn.decisions.log_probs)
     assert torch.equal(given.decisions.node, drawn.decisions.node)
     assert policy.answer_kind == "image" and given.prompts[3] is asked[1]

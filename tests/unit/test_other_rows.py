@@ -29,12 +29,12 @@ from mmgrpo.trainer import Trainer
 from mmgrpo.types import HINT, HINTED, OWN, REPLACED, REPLAYED, SUPERVISED, Prompt, Request, Turn
 from mmgrpo.update import LossRecipe
 from reward_models.rules.lengths import triangle_length
-from tests.building import algorithm_blocks, attached, recipe, rounds_of, trainer
+from tests.building import algorithm_blocks, attached, recipe, rescored, rounds_of, trainer
 from tests.speaking import TableModel
 from tests.toys import toy_prompts
 from tests.trees import plain
 from tests.unit.policies.test_beam_search import log_prob_of
-from tests.unit.policies.test_token_policy import completions, kept, rescored, token_policy
+from tests.unit.policies.test_token_policy import completions, kept, token_policy
 
 pytest.importorskip("transformers")
 

@@ -19,7 +19,7 @@ from mmgrpo.toy.clips import mixture
 from mmgrpo.toy.questions import words
 from scripts.pretrain import supervise
 from scripts.pretrain.vlm import Args, Batches, conversation, create, measure
-from tests.building import load, module
+from tests.building import load
 from tests.journeys.cli.running import call, summary
 
 BASE = Path(locate("embedded:vlm/questions/base"))
@@ -60,7 +60,7 @@ def test_conversations_are_tokens_of_the_chat_template(tmp_path):
     from mmgrpo.types import Prompt, Turn
 
     create(Args(width=32, layers=1, vision_width=32), tmp_path)
-    model = load(module("qwen_vl"), tmp_path)
+    model = load("qwen_vl", tmp_path)
     batches = Batches(model, Args())
     for prompt in mixture("train", 8):
         ids, labels = batches.tokens(
@@ -84,7 +84,7 @@ def test_the_network_learns_at_the_positions_at_which_it_will_answer(tmp_path):
     """Of pictures and clips, in a batch: those of the family, whatever the library would take."""
     pytest.importorskip("transformers")
     create(Args(width=32, layers=1, vision_width=32), tmp_path)
-    model = load(module("qwen_vl"), tmp_path)
+    model = load("qwen_vl", tmp_path)
     prompts = mixture("train", 8)
     shown = [
         (one.patches, one.grid, one.seconds, [(prompt.text, "<answer> red </answer>")])
@@ -104,7 +104,7 @@ def test_the_network_learns_at_the_positions_at_which_it_will_answer(tmp_path):
 
 def test_the_committed_base_is_small_whole_and_knows_the_words():
     pytest.importorskip("transformers")
-    model = load(module("qwen_vl"), BASE)
+    model = load("qwen_vl", BASE)
     assert set(questions.vocabulary()) <= set(model.tokenizer.get_vocab())
     assert sum(file.stat().st_size for file in BASE.iterdir()) < 8e6
     assert not any(key.startswith("_name") for key in json.loads((BASE / "config.json").read_text()))

@@ -301,15 +301,15 @@ def test_the_frozen_parts_of_a_pipeline_take_no_gradient(name, tiny):
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_size_is_the_model_s_own_or_a_multiple_of_its_unit(name, tiny):
     """The error names the nearest size, which is taken, and which the latents follow."""
-    example, kind, folder = EXAMPLES[name], module(name), tiny(name)
-    own = load(kind, folder, height=0, width=0)
+    example, folder = EXAMPLES[name], tiny(name)
+    own = load(name, folder, height=0, width=0)
     assert own.latent_shape() == own.shape == (tuple(example.latents) or own.shape) and own.fps == example.fps
     side, axis = [("height", -2), ("width", -1)][DRAWN.index(name) % 2]  # the other is read in the same way
     with pytest.raises(ValueError, match=rf"{side}.*7.*nearest.* \d+") as error:
-        load(kind, folder, **{side: 7})
+        load(name, folder, **{side: 7})
     unit = int(str(error.value).split()[-1])
     clip = {"fps": 7.5} if example.fps else {}
-    once, twice = (load(kind, folder, **{side: times * unit}, **clip) for times in (1, 2))
+    once, twice = (load(name, folder, **{side: times * unit}, **clip) for times in (1, 2))
     assert once.fps == clip.get("fps", example.fps)
     if own.streams:  # a flat latent, whose sound is as long whatever the frames' size
         assert twice.streams["video"] == 2 * once.streams["video"] > 0

@@ -70,7 +70,7 @@ def test_an_optimizer_of_the_settings_is_adamw_with_its_usual_averages():
 
 def test_a_family_is_of_the_modality_whose_room_it_lives_in():
     assert {one.module.split(".")[1] for one in families().values()} == {"visual", "vlm", "speech", "text"}
-    assert all(one.module == f"pipelines.{one.modality}.{name}" for name, one in families().items())
+    assert all(one.module.startswith(f"pipelines.{one.modality}.") for one in families().values())
 
 
 @pytest.mark.parametrize("name", families())

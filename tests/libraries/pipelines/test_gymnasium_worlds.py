@@ -14,7 +14,7 @@ import pytest
 from mmgrpo.config.settings import Missing
 from mmgrpo.policies.token_model import Query
 from mmgrpo.policies.tool_calls import arguments_of
-from mmgrpo.policies.tool_table import WorldFailed, load_tools, offered, opens, reset_parameters, returning_images
+from mmgrpo.policies.tool_table import WorldFailed, load_tools, opens, reset_parameters, returning_images, tools_by_name
 from mmgrpo.policies.tools import Episode, Tools
 from mmgrpo.types import Prompt
 from pipelines.text import gymnasium_worlds
@@ -73,7 +73,7 @@ def test_all_completions_of_a_prompt_begin_alike_and_a_row_may_say_where():
 def test_a_world_is_described_to_the_model_and_its_arguments_are_read():
     kind = world(Line, WAYS)
     (told,) = schemas([kind])
-    assert told["function"]["name"] == "act" and set(offered([kind])) == {"act"}
+    assert told["function"]["name"] == "act" and set(tools_by_name([kind])) == {"act"}
     assert told["function"]["parameters"]["properties"]["action"] == {"type": "string", "description": "right, left."}
     assert arguments_of(told["function"]["parameters"], {"action": "left"}) == ({"action": "left"}, "")
     assert opens(kind) and reset_parameters(kind) == 2 and not returning_images([kind])
@@ -97,7 +97,7 @@ def broken(**does: Callable[..., Any]) -> type:
 )
 def test_an_environment_that_fails_is_no_fault_of_the_policy(does, says):
     tools = Tools((broken(step=does),), lambda parts: "", 4, 8, 60.0)
-    (query,) = tools.opened([Query(PROMPT, 0, 1)], 3)
+    (query,) = tools.open_prompts([Query(PROMPT, 0, 1)], 3)
     one = Episode(query, 0)
     assert "expected one of right, left" in called(tools, "act", one, action="up").error and not one.fault
     called(tools, "act", one, action="left")

@@ -16,7 +16,7 @@ from pipelines.speech import audio, processors, renderers, vocoders, whisper_wei
 from pipelines.text import smollm2_weights
 from pipelines.visual import clips
 from pipelines.vlm import estimate, smolvlm
-from tests.building import load, module
+from tests.building import load
 
 LOADS = {
     name: ("visual", ["diffusers", "transformers"])
@@ -61,7 +61,7 @@ def refused(package: str, extra: str, monkeypatch, call) -> None:
     ("name", "package"), [(name, package) for name, (_, packages) in LOADS.items() for package in packages]
 )
 def test_a_model_names_the_package_that_it_lacks(name, package, tmp_path, monkeypatch):
-    refused(package, LOADS[name][0], monkeypatch, lambda: load(module(name), tmp_path))
+    refused(package, LOADS[name][0], monkeypatch, lambda: load(name, tmp_path))
 
 
 @pytest.mark.parametrize(("package", "extra", "call"), CALLS)

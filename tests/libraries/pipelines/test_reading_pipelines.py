@@ -16,7 +16,7 @@ from pipelines.lora import read_adapters
 from pipelines.pretrained import check_pipeline, check_weights, read_pipeline
 from pipelines.processors import load_tokenizer
 from pipelines.training import Training
-from tests.building import load, module
+from tests.building import load
 from tests.tiny import maker
 
 PARTS = {
@@ -155,7 +155,7 @@ def test_no_code_of_a_checkpoint_is_trusted(name, tmp_path, monkeypatch):
 
     for kind in READ_BY_NAME:
         monkeypatch.setattr(getattr(transformers, kind), "from_pretrained", watched(getattr(transformers, kind)))
-    load(module(name), folder)
+    load(name, folder)
     assert asked == {False}
 
 

@@ -27,7 +27,7 @@ from pipelines.text.calculator import calculate
 from pipelines.text.rooms import Rooms
 from pipelines.tools import check_tools, names_elsewhere, schemas
 from pipelines.vlm import qwen_vl_tiny
-from tests.building import amplify
+from tests.building import amplify, rescored
 from tests.libraries.families.examples import EXAMPLES, noise
 from tests.tiny import maker
 from tests.tiny.causal_lm import KINDS
@@ -74,13 +74,6 @@ def policy_of(name: str, path: str, call: str = CALL, **sampling: Any) -> Any:
     model.decode = lambda ids: decode(ids).replace("blue", said)
     model.logits = likely
     return policy
-
-
-def rescored(policy: Any, made: Any) -> Tensor:
-    dense = torch.zeros_like(made.decisions.log_probs)
-    for part in made.steps.split(made.decisions.loss_mask, 5):
-        dense[part.rows, part.positions] = policy.score(made, part, frozenset({"log_probs"}))["log_probs"].detach()
-    return dense
 
 
 def check(policy: Any, prompts: Sequence[Any]) -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from mmgrpo.advantages.credit import CREDITS, any_shared, fuse, tails
+from mmgrpo.advantages.credit import CREDITS, fuse, has_shared_decisions, tails
 from mmgrpo.config.registry import bind
 from tests.trees import binary_tree, decisions, plain
 
@@ -64,9 +64,9 @@ def test_credit_keeps_the_precision_of_the_advantages(name):
 )
 def test_a_number_that_two_rows_have_is_a_shared_decision(node, shared):
     node = torch.tensor(node)
-    assert any_shared(node, torch.ones_like(node, dtype=torch.bool)) is shared
+    assert has_shared_decisions(node, torch.ones_like(node, dtype=torch.bool)) is shared
     # what is no decision is not shared
-    assert not any_shared(node, torch.arange(len(node))[:, None].expand(node.shape) == 0)
+    assert not has_shared_decisions(node, torch.arange(len(node))[:, None].expand(node.shape) == 0)
 
 
 def test_broadcast_is_the_identity_where_nothing_is_shared():

@@ -44,7 +44,7 @@ def test_every_selector_acts_once_before_the_statistics_or_after_them():
 
 def test_only_transforms_that_compare_with_references_ask_for_them():
     def referenced(*transform: str) -> frozenset[str]:
-        return AdvantageRecipe.of(Algorithm(transform=list(transform))).referenced({"a", "b"})
+        return AdvantageRecipe.of(Algorithm(transform=list(transform))).rewards_with_references({"a", "b"})
 
     assert referenced("clip(low=0, high=1, of='a')", "par(of='b')") == {"b"}
     assert referenced("clip(low=0, high=1)") == frozenset()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmgrpo.diffusion.noising import clean_scale, noised, target
+from mmgrpo.diffusion.noising import add_noise, clean_scale, target
 from mmgrpo.diffusion.schedules import Grid, ddim_grid
 from mmgrpo.objectives.matching import diffusion_nft
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.types import Request
-from tests.building import matching_policy_over
+from tests.building import matching_policy_over, rescored
 from tests.toys import ToyModel, toy_prompts
-from tests.unit.policies.test_denoising_policy import rescored
 
 DIFFUSION = Grid(torch.tensor([0.64, 1.0]), torch.tensor([500]), "diffusion", 1.0)
 FLOW = Grid(torch.tensor([0.6, 0.0]), torch.tensor([0.6]), "flow", 0.6)
@@ -30,7 +29,7 @@ PREDICTIONS = ("epsilon", "v", "sample")
 )
 def test_a_state_its_target_and_the_scale_of_its_gap(grid, prediction, x, wanted, scale):
     clean, noise, level = torch.tensor([[2.0]]), torch.tensor([[3.0]]), grid.levels[:1]
-    assert noised(clean, noise, level, grid).item() == pytest.approx(x)
+    assert add_noise(clean, noise, level, grid).item() == pytest.approx(x)
     assert target(clean, noise, level, prediction).item() == pytest.approx(wanted)
     assert clean_scale(level, prediction).item() == pytest.approx(scale)
 
@@ -44,7 +43,7 @@ def clean_estimate(x, output, abar, prediction):
 def test_the_scale_times_a_gap_is_that_of_the_clean_estimate(prediction):
     clean, noise, output = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(1)).double()
     abar = torch.tensor([0.05, 0.3, 0.64, 0.99]).double()
-    x = noised(clean, noise, abar, DIFFUSION)
+    x = add_noise(clean, noise, abar, DIFFUSION)
     estimate = clean_estimate(x, output, abar[:, None], prediction)
     gap = output - target(clean, noise, abar, prediction)
     torch.testing.assert_close((estimate - clean).abs(), clean_scale(abar, prediction)[:, None] * gap.abs())
@@ -56,7 +55,7 @@ def test_one_denoiser_has_one_loss_of_diffusion_nft_whatever_its_network_predict
     clean, noise, first, second = torch.randn(4, 3, 6, generator=torch.Generator().manual_seed(2)).double()
     abar, advantages = torch.tensor([0.1, 0.5, 0.9]).double(), torch.tensor([1.5, -1.5, 0.0]).double()
     a, b = abar.sqrt()[:, None], (1 - abar).sqrt()[:, None]
-    x = noised(clean, noise, abar, DIFFUSION)
+    x = add_noise(clean, noise, abar, DIFFUSION)
 
     def loss(kind):
         outputs = [

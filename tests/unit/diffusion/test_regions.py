@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmgrpo.diffusion.regions import Region, judged, region_weights
+from mmgrpo.diffusion.regions import Region, region_weights, regions_of
 from mmgrpo.types import Prompt
 
 LEFT, RIGHT = (0.0, 0.0, 0.5, 1.0), (0.5, 0.0, 1.0, 1.0)
@@ -29,7 +29,7 @@ def test_places_have_the_weights_of_their_regions(regions, layout, left, right):
 
 def test_regions_are_those_of_the_row():
     row = {"layout": 0.2, "regions": [{"box": [0, 0, 0.5, 1], "score": 0.6}]}
-    assert judged(Prompt("a", "0", meta=row)) == ([Region(LEFT, 0.6)], 0.2)
+    assert regions_of(Prompt("a", "0", meta=row)) == ([Region(LEFT, 0.6)], 0.2)
 
 
 @pytest.mark.parametrize(
@@ -45,4 +45,4 @@ def test_regions_are_those_of_the_row():
 )
 def test_a_row_without_usable_regions_is_named(meta, message):
     with pytest.raises(ValueError, match=f"'bad'.*{message}"):
-        judged(Prompt("a", "bad", meta=meta))
+        regions_of(Prompt("a", "bad", meta=meta))

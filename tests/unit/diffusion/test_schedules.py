@@ -14,8 +14,8 @@ from mmgrpo.diffusion.schedules import (
     flow_grid,
     flux_grid,
     flux_shift,
-    shifted,
-    unshifted,
+    inverse_time_shift,
+    time_shift,
     variance_exploding_grid,
 )
 
@@ -91,7 +91,7 @@ def test_steps_of_a_flow_last_from_one_to_zero():
 
 def test_unshifted_undoes_shifted():
     sigma = torch.linspace(0, 1, 11, dtype=torch.float64)
-    torch.testing.assert_close(unshifted(shifted(sigma, 3.0), 3.0), sigma, atol=1e-15, rtol=0)
+    torch.testing.assert_close(inverse_time_shift(time_shift(sigma, 3.0), 3.0), sigma, atol=1e-15, rtol=0)
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 11])

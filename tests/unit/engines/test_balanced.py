@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmgrpo.engines.balanced import Balanced, divided
+from mmgrpo.engines.balanced import Balanced, balanced_shares
 from mmgrpo.engines.engine import Drawn, EngineFailure, Synchronized, Unanswered, parameters
 from mmgrpo.engines.sampler import OwnSampler
 from mmgrpo.policies.token import TokenPolicy
@@ -27,9 +27,9 @@ class Counting:
         self.drawn: list[list[str]] = []
         self.dead = False
 
-    def held(self) -> Any:
+    def fingerprints(self) -> Any:
         self.refuse()
-        return self.inner.held()
+        return self.inner.fingerprints()
 
     def load(self, tensors: Any, version: int) -> None:
         self.refuse()
@@ -70,7 +70,7 @@ def balanced(trained: TokenPolicy, *engines: Any, patience: float = 0.0, overlap
     ],
 )
 def test_the_largest_work_goes_to_the_share_with_the_least(work, count, expected):
-    assert divided(work, count) == expected
+    assert balanced_shares(work, count) == expected
 
 
 def test_a_round_is_divided_and_has_the_samples_of_one_engine():

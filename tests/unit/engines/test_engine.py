@@ -86,12 +86,15 @@ class Faulty:
     form: str = "own"
     sent: Mapping[str, str] | None = None
 
-    def held(self) -> Mapping[str, str]:
-        return self.sent if self.lies and self.sent else self.inner.held()
+    def fingerprints(self) -> Mapping[str, str]:
+        return self.sent if self.lies and self.sent else self.inner.fingerprints()
 
     def load(self, tensors: Any, version: int) -> None:
         given = dict(tensors)
-        self.sent = {**(self.sent or self.inner.held()), **{name: fingerprint(one) for name, one in given.items()}}
+        self.sent = {
+            **(self.sent or self.inner.fingerprints()),
+            **{name: fingerprint(one) for name, one in given.items()},
+        }
         self.inner.load(self.change(given).items(), version)
 
     def generate(self, asked: Any, rules: Rules, drawing: Drawing) -> list[list[Drawn]]:

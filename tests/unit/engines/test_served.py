@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmgrpo.engines.engine import Asked, Drift, EngineFailure, Forgotten, fingerprint, parameters
+from mmgrpo.engines.engine import Drift, EncodedQuery, EngineFailure, Forgotten, fingerprint, parameters
 from mmgrpo.engines.sampler import OwnSampler
 from mmgrpo.policies.generation import Drawing
 from mmgrpo.policies.token_model import Query
@@ -95,8 +95,8 @@ def test_a_run_that_was_killed_is_resumed_at_once_and_makes_room_for_another_aft
     other = client(url, run="b", title="next", beat=1e9)
     for one in (killed, again):
         with pytest.raises(EngineFailure, match="'next'"):
-            one.held()
-    assert other.held()
+            one.fingerprints()
+    assert other.fingerprints()
 
 
 @pytest.mark.slow
@@ -114,11 +114,11 @@ def test_a_run_that_only_computes_keeps_its_engine(serve):
 def test_a_server_answers_with_the_weights_that_were_asked_for_or_not_at_all(serve):
     engine, network = OwnSampler(policy(seed=3)), policy().network
     one, own = client(serve(engine), run="a"), [*parameters(network)]
-    asked = [Asked(Query(PROMPTS[0], 0, 2), [])]
+    asked = [EncodedQuery(Query(PROMPTS[0], 0, 2), [])]
 
     def push(version: int) -> None:
         one.load(own, version)
-        one.held()
+        one.fingerprints()
 
     push(3)
     assert one.generate(asked, RULES, Drawing(0, 1.0, 3, round=3))
@@ -146,8 +146,8 @@ def test_a_push_that_stopped_half_way_leaves_nothing_behind_and_two_at_a_time_ar
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 1e4, sleep=time.sleep)
     monkeypatch.setattr(served, "time", later)
     one.load(own, 5)
-    one.held()
-    assert len(one.generate([Asked(Query(PROMPTS[0], 0, 2), [])], RULES, Drawing(0, 1.0, 3, round=5))[0]) == 2
+    one.fingerprints()
+    assert len(one.generate([EncodedQuery(Query(PROMPTS[0], 0, 2), [])], RULES, Drawing(0, 1.0, 3, round=5))[0]) == 2
 
 
 def test_a_server_or_a_run_of_another_release_is_refused(serve):
@@ -261,7 +261,7 @@ def test_an_answer_that_is_none_is_one_line(drawn, name):
         return httpx.Response(200, headers=HEADERS, content=message(answers.get(request.url.path, {})))
 
     one = client("http://a", transport=httpx.MockTransport(answer))
-    one.held()
+    one.fingerprints()
     with pytest.raises(EngineFailure, match=rf"rollout.engine: .*{name}") as caught:
         one.generate([], RULES, Drawing(0, 1.0, 3))
     assert "\n" not in str(caught.value)
@@ -289,7 +289,7 @@ def test_a_state_that_is_none_is_one_line(path, new):
         return httpx.Response(200, headers=HEADERS, content=message(state))
 
     with pytest.raises(EngineFailure, match=path.partition(".")[0]) as caught:
-        client("http://a", transport=httpx.MockTransport(answer)).held()
+        client("http://a", transport=httpx.MockTransport(answer)).fingerprints()
     assert "\n" not in str(caught.value)
 
 
@@ -302,7 +302,7 @@ def test_samples_of_other_weights_than_those_that_were_asked_for_are_refused():
         return httpx.Response(200, headers=HEADERS, content=message(answers.get(request.url.path, {})))
 
     one = client("http://a", transport=httpx.MockTransport(answer))
-    one.held()
+    one.fingerprints()
     with pytest.raises(EngineFailure, match="of other"):
         one.generate([], RULES, Drawing(0, 1.0, 3))
 
@@ -326,7 +326,7 @@ def test_weights_of_many_parts_come_whole(serve, monkeypatch):
     sent = [(f"{number}", torch.randn(1 << 16)) for number in range(8)]
     taken: dict[str, Any] = {}
     engine = OwnSampler(policy())
-    engine.weights = SimpleNamespace(load=lambda several, _: taken.update(several), held=dict)  # type: ignore[assignment]
+    engine.weights = SimpleNamespace(load=lambda several, _: taken.update(several), fingerprints=dict)  # type: ignore[assignment]
     client(serve(engine)).load(sent, 0)
     assert taken.keys() == dict(sent).keys() and all(torch.equal(taken[name], one) for name, one in sent)
 

@@ -49,7 +49,7 @@ class Gaussian(ToyModel):
     def predict(self, network: nn.Module, x: Tensor, time: Tensor, conditioning: ToyConditioning) -> Tensor:
         return network(x, time)
 
-    def decoded(self, latents: Tensor, conditioning: ToyConditioning) -> Tensor:
+    def pixels(self, latents: Tensor, conditioning: ToyConditioning) -> Tensor:
         return ((latents + 8) / 16).expand(-1, 3, -1, -1)
 
     def decode(self, latents: Tensor, conditioning: ToyConditioning) -> list[Image]:

@@ -17,8 +17,8 @@ from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_model import TokenModel
 from mmgrpo.types import Prompt, Rollout
 from mmgrpo.update import Batch, accumulate_gradients
-from tests.building import algorithm_blocks
-from tests.unit.policies.test_token_policy import PROMPTS, completions, rescored, rollout, token_policy
+from tests.building import algorithm_blocks, rescored
+from tests.unit.policies.test_token_policy import PROMPTS, completions, rollout, token_policy
 
 pytest.importorskip("transformers")
 

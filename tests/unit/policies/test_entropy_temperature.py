@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmgrpo.policies.entropy_temperature import SCALE, tempered
+from mmgrpo.policies.entropy_temperature import SCALE, temper_by_entropy
 from mmgrpo.rounds.entropy_temperature import EntropyScale
 from mmgrpo.types import Prompt, Request
 from pipelines.text.causal_lm import toy
@@ -24,7 +24,7 @@ def test_the_log_odds_of_a_sure_token_grow_and_those_of_an_uncertain_one_shrink(
     sure = torch.tensor([[0.9, 0.1, 0.0]]).log()
 
     def odds(pivot, up, down, tau=0.5):
-        made = tempered(sure, tau, pivot, up, down)
+        made = temper_by_entropy(sure, tau, pivot, up, down)
         assert made.exp().sum().item() == pytest.approx(1) and made[0, 2] == -torch.inf
         return float(made[0, 0] - made[0, 1])
 
@@ -48,7 +48,7 @@ def test_tokens_are_drawn_at_their_temperature_and_scored_at_that_of_the_recipe(
     states = policy.states(policy.network, sequences, part.distinct)[part.inverse, part.positions]
     plain = policy._log_softmax(policy.network, states, part.positions == 0, 1.3)
     chosen = sequences.ids[part.rows, part.positions][:, None]
-    drawn = tempered(plain, 0.5, PIVOT, UP, DOWN)
+    drawn = temper_by_entropy(plain, 0.5, PIVOT, UP, DOWN)
     at = part.rows, part.positions
     for name, wanted in (("log_probs", plain), ("sampler_log_probs", drawn)):
         own = decisions.log_probs if name == "log_probs" else decisions.fields[name]

@@ -14,9 +14,8 @@ from mmgrpo.policies.flow_matching import (
 )
 from mmgrpo.types import REPLAYED, Request
 from mmgrpo.update import LossRecipe
-from tests.building import algorithm_blocks, matching_policy_over, near_one, recipe, trainer
+from tests.building import algorithm_blocks, matching_policy_over, near_one, recipe, rescored, trainer
 from tests.toys import ToyModel, toy_prompts
-from tests.unit.policies.test_denoising_policy import rescored
 
 
 def policy(

@@ -14,9 +14,9 @@ from mmgrpo.objectives.surrogates import importance, luffy, ppo
 from mmgrpo.types import OWN, REFERENCE, Output, Prompt, Text
 from mmgrpo.update import Batch, accumulate_gradients
 from pipelines.text.causal_lm import toy
-from tests.building import algorithm_blocks, amplify, token_policy_over, trainer
+from tests.building import algorithm_blocks, amplify, rescored, token_policy_over, trainer
 from tests.unit.policies.test_beam_search import log_prob_of
-from tests.unit.policies.test_token_policy import WORDS, completions, rescored, rollout, token_policy
+from tests.unit.policies.test_token_policy import WORDS, completions, rollout, token_policy
 
 pytest.importorskip("transformers")
 

@@ -14,9 +14,8 @@ from mmgrpo.requirements.blocks import refuse_unmet
 from mmgrpo.types import Request
 from mmgrpo.update import LossRecipe
 from pipelines.denoising import has
-from tests.building import algorithm_blocks, recipe, trainer
+from tests.building import algorithm_blocks, recipe, rescored, trainer
 from tests.toys import toy_policy, toy_prompts
-from tests.unit.policies.test_denoising_policy import rescored
 
 BRANCH = "one_step_branch(first=0.9, roots=4)"
 EIGHT = Request(toy_prompts(8), list(range(8)), 4, seed=5)

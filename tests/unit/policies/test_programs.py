@@ -17,8 +17,8 @@ from mmgrpo.types import Batch, Prompt, Request, Rollout, Text
 from mmgrpo.update import accumulate_gradients
 from pipelines.text.causal_lm import LORA_TARGETS, CausalLm, network_of
 from pipelines.training import Training, make_trainable
-from tests.building import algorithm_blocks, recipe, token_policy_over
-from tests.unit.policies.test_token_policy import PROMPTS, WORDS, kept, rescored, token_policy
+from tests.building import algorithm_blocks, recipe, rescored, token_policy_over
+from tests.unit.policies.test_token_policy import PROMPTS, WORDS, kept, token_policy
 
 pytest.importorskip("transformers")
 

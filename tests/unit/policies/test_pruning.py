@@ -11,10 +11,9 @@ import torch
 
 from mmgrpo.advantages.select import most_varied, parent_top1
 from mmgrpo.types import Request
-from tests.building import algorithm_blocks, trainer
+from tests.building import algorithm_blocks, rescored, trainer
 from tests.flows import one, where
 from tests.toys import toy_policy, toy_prompts
-from tests.unit.policies.test_denoising_policy import rescored
 
 PLAN = "expand_prune(at=[2, 4], keep=[4, 3])"
 

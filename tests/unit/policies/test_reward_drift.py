@@ -23,7 +23,7 @@ from tests.toys import ToyConditioning, ToyModel
 class Grey(ToyModel):
     """Pixels (x + 4) / 8 of latents, on the levels .8, .6, .2, 0."""
 
-    def decoded(self, latents: Tensor, conditioning: ToyConditioning) -> Tensor:
+    def pixels(self, latents: Tensor, conditioning: ToyConditioning) -> Tensor:
         return (latents.expand(-1, 3, -1, -1) + 4) / 8
 
     def latent_shape(self) -> tuple[int, ...]:

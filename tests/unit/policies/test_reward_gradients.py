@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mmgrpo.config.registry import bind
 from mmgrpo.diffusion.schedules import Grid, flow
 from mmgrpo.objectives import OBJECTIVES, TERMS
-from mmgrpo.policies.reward_gradients import DIVERGENCES, RewardGradientPolicy, gradient_path, recovered, relative
+from mmgrpo.policies.reward_gradients import DIVERGENCES, RewardGradientPolicy, gradient_path, recover_clean, relative
 from mmgrpo.types import Image, Prompt, Request
 from pipelines.training import FrozenCopy
 from tests.toys import ToyConditioning, ToyModel
@@ -46,7 +46,7 @@ class LinearModel(ToyModel):
         self.forwards += len(x)
         return network(x, time)
 
-    def decoded(self, latents: Tensor, conditioning: ToyConditioning) -> Tensor:
+    def pixels(self, latents: Tensor, conditioning: ToyConditioning) -> Tensor:
         return (latents.expand(-1, 3, -1, -1) + 1) / 2
 
     def latent_shape(self) -> tuple[int, ...]:
@@ -167,7 +167,7 @@ def test_srpo_takes_the_known_noise_away_and_compares_two_descriptions(start, en
     theta = torch.tensor(0.7, dtype=torch.double, requires_grad=True)
     x0, noise = torch.tensor([[0.3, -0.2]], dtype=torch.double), torch.tensor([START], dtype=torch.double)
     levels = torch.tensor([[start], [end]], dtype=torch.double)
-    found = recovered(x0, noise, *levels, lambda x, level: theta * x + 0.1 * level[:, None])
+    found = recover_clean(x0, noise, *levels, lambda x, level: theta * x + 0.1 * level[:, None])
     assert found[0].tolist() == pytest.approx(clean, abs=1e-9)
     feature = torch.nn.functional.normalize(found)
     wanted, unwanted = (feature @ torch.tensor(one, dtype=torch.double) for one in ([0.96, -0.28], [0.8, -0.6]))
@@ -177,7 +177,7 @@ def test_srpo_takes_the_known_noise_away_and_compares_two_descriptions(start, en
     assert (float(value.detach()), float(torch.autograd.grad(value, theta)[0])) == pytest.approx(
         (loss, gradient), abs=1e-6
     )
-    exact = recovered(x0, noise, *levels, lambda x, level: noise - x0)
+    exact = recover_clean(x0, noise, *levels, lambda x, level: noise - x0)
     torch.testing.assert_close(exact, x0)
 
 

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from mmgrpo.advantages.step_rewards import calibrate, recalibrated
-from mmgrpo.diffusion.completions import OUTPUT, completed, completion_evaluations, points_to_end
+from mmgrpo.advantages.step_rewards import calibrate, recalibrate
+from mmgrpo.diffusion.completions import OUTPUT, completion_evaluations, completion_stages, points_to_end
 from mmgrpo.diffusion.planners import planner
 from mmgrpo.rollout import begin_rollout
 from mmgrpo.scoring import Scorer
@@ -48,7 +48,7 @@ def test_completions_visit_at_most_so_many_points_and_reach_the_end(start, steps
 
 def test_every_distinct_state_is_completed_once():
     tree = planner("branch_tree(splits=[0,2])")(5, 4, 0, torch.Generator())[0]  # decisions at steps 0 to 3
-    stages, around = completed(tree, 5)
+    stages, around = completion_stages(tree, 5)
     assert [(stage.point, stage.width) for stage in stages] == [(0, 1), (1, 2), (2, 2), (3, 4)]
     assert around == {0: (0, 1), 1: (1, 2), 2: (2, 3), 3: (3, OUTPUT)}
     # 5 steps from the noise, 2 x 4, 2 x 3 and 4 x 2
@@ -56,8 +56,8 @@ def test_every_distinct_state_is_completed_once():
     # In one step each; the last of the plan's steps is one too.
     assert completion_evaluations(tree, 1) == 1 + 2 + 2 + 4
     branch = planner("one_step_branch(first=0.25)")(4, 3, 0, torch.Generator())[0]  # the only decision is at step 0
-    assert completed(branch, 3)[1] == {0: (0, OUTPUT)}
-    assert completion_evaluations(branch, 2) == 2 + 3 * 2 and completed(branch, 2)[1] == {0: (0, 1)}
+    assert completion_stages(branch, 3)[1] == {0: (0, OUTPUT)}
+    assert completion_evaluations(branch, 2) == 2 + 3 * 2 and completion_stages(branch, 2)[1] == {0: (0, 1)}
 
 
 @pytest.mark.parametrize("limit", [1, 3, 8])
@@ -131,8 +131,8 @@ def test_noise_rises_where_gains_and_losses_are_about_as_many():
     """14, 12, 20 and 3 of 24 gain: imbalances .167, 0, .667 and .75; the fifth step has no decision."""
     gains = torch.stack([torch.arange(24) < n for n in (14, 12, 20, 3, 0)], 1).float() - 0.5
     mask = torch.tensor([True, True, True, True, False]).expand(24, 5)
-    assert recalibrated([1.0] * 5, gains, mask, 0.1, 0.2) == pytest.approx([1.1, 1.1, 0.9, 0.9, 1.0])
-    assert recalibrated([0.1] * 5, gains, mask, 0.1, 0.1, least=0.1) == pytest.approx([0.1, 0.2, 0.1, 0.1, 0.1])
+    assert recalibrate([1.0] * 5, gains, mask, 0.1, 0.2) == pytest.approx([1.1, 1.1, 0.9, 0.9, 1.0])
+    assert recalibrate([0.1] * 5, gains, mask, 0.1, 0.1, least=0.1) == pytest.approx([0.1, 0.2, 0.1, 0.1, 0.1])
 
 
 def test_calibration_lowers_the_noise_of_steps_at_which_all_samples_gain_or_all_lose():

@@ -16,8 +16,8 @@ from mmgrpo.policies.chains import Chains
 from mmgrpo.policies.exploring import sampling_metrics
 from mmgrpo.policies.tools import ENDS, Summaries
 from mmgrpo.types import Request, Rollout, Turn
-from tests.building import recipe
-from tests.unit.policies.test_token_policy import kept, rescored
+from tests.building import recipe, rescored
+from tests.unit.policies.test_token_policy import kept
 from tests.unit.policies.test_tools import (
     BEGIN,
     CLOSE,

@@ -12,8 +12,8 @@ from mmgrpo.advantages.estimate import estimate
 from mmgrpo.policies.generation import Generated
 from mmgrpo.policies.text_trees import NUMBERS, TextTree, Tree, grow
 from mmgrpo.types import Prompt, Request
-from tests.building import algorithm_blocks, trainer
-from tests.unit.policies.test_token_policy import PROMPTS, kept, rescored, token_policy
+from tests.building import algorithm_blocks, rescored, trainer
+from tests.unit.policies.test_token_policy import PROMPTS, kept, token_policy
 
 pytest.importorskip("transformers")
 

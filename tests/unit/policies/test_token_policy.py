@@ -19,7 +19,7 @@ from mmgrpo.types import Media, Output, Prompt, Request, Rollout, Text, Turn
 from mmgrpo.update import LossRecipe, accumulate_gradients
 from pipelines.text.causal_lm import load, toy
 from pipelines.vlm.options import TextOptions
-from tests.building import algorithm_blocks, amplify, killed_and_whole, recipe, token_policy_over, trainer
+from tests.building import algorithm_blocks, amplify, killed_and_whole, recipe, rescored, token_policy_over, trainer
 
 pytest.importorskip("transformers")
 
@@ -49,14 +49,6 @@ def kept(made: Rollout) -> Sequences:
 
 def completions(made: Rollout) -> Tensor:
     return kept(made).ids
-
-
-def rescored(policy: TokenPolicy, made: Rollout, name: str = "log_probs", limit: int = 1000) -> Tensor:
-    dense = torch.zeros_like(made.decisions.log_probs)
-    for part in made.steps.split(made.decisions.loss_mask, limit):
-        scores = policy.score(made, part, frozenset({name}))
-        dense[part.rows, part.positions] = scores[name].detach()
-    return dense
 
 
 def row_by_row(policy: TokenPolicy, made: Rollout, rows: int) -> list[torch.distributions.Categorical]:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from mmgrpo.types import CONTRAST, OWN, Request
-from tests.unit.policies.test_token_policy import PROMPTS, kept, rescored, rollout, token_policy
+from tests.building import rescored
+from tests.unit.policies.test_token_policy import PROMPTS, kept, rollout, token_policy
 
 pytest.importorskip("transformers")
 
@@ -26,7 +27,7 @@ def test_log_probs_as_training_computes_them_do_not_depend_on_the_batch():
     policy = token_policy()
     sequences = kept(rollout(policy))
     with torch.no_grad():
-        whole, single = (policy._trained(sequences, eval_batch_size=size)["log_probs"] for size in (16, 1))
+        whole, single = (policy._training_scores(sequences, eval_batch_size=size)["log_probs"] for size in (16, 1))
     torch.testing.assert_close(whole, single, rtol=0, atol=1e-5)
 
 

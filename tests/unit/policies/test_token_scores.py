@@ -65,9 +65,9 @@ def test_completions_of_a_prompt_share_rows():
     assert packed.place.tolist() == [[0, 1, 2, 3], [0, 1, 2, 0], [0, 0, 0, 0]]
     # behind the states of two prompts, those of three rows of four
     assert packed.index.tolist() == [[0, 2, 3, 4, 5], [0, 10, 0, 0, 0], [1, 6, 7, 8, 0], [0, 11, 0, 0, 0]]
-    seen = packed.seen(torch.tensor([[False, True]] * 3), whole=False)
+    seen = packed.attention_mask(torch.tensor([[False, True]] * 3), whole=False)
     assert seen[2].long().tolist() == [[0, 1, 1, 0, 0, 0], [0, 1, 0, 1, 0, 0], [0, 1, 0, 0, 1, 0], [0, 1, 0, 0, 1, 1]]
-    whole = packed.seen(torch.tensor([[False, True]] * 3), whole=True)[2].long()
+    whole = packed.attention_mask(torch.tensor([[False, True]] * 3), whole=True)[2].long()
     assert whole[:2].tolist() == [[1, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0]] and torch.equal(whole[2:], seen[2].long())
 
 

@@ -79,7 +79,7 @@ def search(query: str = "everything", count: int = 3) -> str:
 def test_a_tool_is_called_with_what_its_schema_says(given, result, error):
     parameters = {"search": schemas([search])[0]["function"]["parameters"]}
     tools = Tools([search], lambda parts: "", 4, 8, 60.0, parameters=parameters)
-    call = tools._answered(Episode(Query(Prompt("", "0"), 0, 1), 0), "search", given, 0)
+    call = tools._make_call(Episode(Query(Prompt("", "0"), 0, 1), 0), "search", given, 0)
     assert call.result == result and bool(call.error) == bool(error) and error in call.error
 
 

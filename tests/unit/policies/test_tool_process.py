@@ -34,7 +34,7 @@ def tools_of(*tools: Any, seconds: float = 60.0, **settings: Any) -> Tools:
 
 
 def called(tools: Tools, name: str = "tool", one: Episode | None = None, **given: Any) -> Call:
-    return tools._answered(one or episode(), name, given, 3)
+    return tools._make_call(one or episode(), name, given, 3)
 
 
 def episode(prompt: Prompt = PROMPT, slot: int = 0) -> Episode:
@@ -110,7 +110,9 @@ def test_a_tool_that_ends_its_process_ends_no_other(end, words):
     assert words in called(tools, one=one, ends=True).error
     assert called(tools, one=one, ends=False).error == one.fault and words in one.fault and not other.fault
     assert called(tools, one=other, ends=False).result == "2"
-    assert math.isnan(tools._given(one, "reward", [Both], 3)) and tools._given(other, "reward", [Both], 3) == 1.0
+    assert (
+        math.isnan(tools._sum_hooks(one, "reward", [Both], 3)) and tools._sum_hooks(other, "reward", [Both], 3) == 1.0
+    )
 
 
 def test_a_late_value_is_no_answer():
@@ -229,13 +231,13 @@ def test_a_large_result_is_cut_before_it_is_spelled():
     tools = tools_of(named(lambda: "ab" * 5_000_000))
     call = called(tools)
     assert len(call.result) == 1_000_000
-    assert tools._shown(call, model) == "abababab" and model.most <= 1000
+    assert tools._observation_text(call, model) == "abababab" and model.most <= 1000
     # Tokens that are as long as the text, which is spelled whole.
     model.spell = lambda text: [1] * (len(text) // 1000) + [0]
     model.decode = str
     for length, ids in ((7_000, ""), (12_345, "[1, 1, 1, 1, 1, 1, 1, 1]")):
         text = "a" * length
-        assert tools._shown(Call("tool", result=text), model) == (ids or text)
+        assert tools._observation_text(Call("tool", result=text), model) == (ids or text)
 
 
 MODULE = """

@@ -30,7 +30,7 @@ from mmgrpo.policies.records import answer_gains
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_model import Query, Sequences
 from mmgrpo.policies.tool_calls import calls_of
-from mmgrpo.policies.tool_table import load_tools, offered, opens
+from mmgrpo.policies.tool_table import load_tools, opens, tools_by_name
 from mmgrpo.policies.tools import ENDS, Episode, Summaries, Tools, _action, _observation, number_of
 from mmgrpo.randomness import derive
 from mmgrpo.runtime.metrics import read_metrics
@@ -38,9 +38,9 @@ from mmgrpo.types import Call, Image, Media, Output, Prompt, Request, Rollout, T
 from pipelines.text.causal_lm import LORA_TARGETS, CausalLm
 from pipelines.tools import schemas
 from pipelines.training import PLAIN, make_trainable
-from tests.building import algorithm_blocks, killed_and_whole, token_policy_over, trainer
+from tests.building import algorithm_blocks, killed_and_whole, rescored, token_policy_over, trainer
 from tests.tiny.causal_lm import KINDS, decoder, tokenizer_of
-from tests.unit.policies.test_token_policy import kept, rescored
+from tests.unit.policies.test_token_policy import kept
 
 pytest.importorskip("transformers")
 
@@ -460,7 +460,7 @@ def test_special_tokens_in_what_a_reset_returns_are_written_apart():
         def reset(self) -> str:  # type: ignore[override]
             return f"{END} a"
 
-    (query,) = tools_of(frame(), Loud).opened([Query(PROMPTS[0], 0, 1)], 0)
+    (query,) = tools_of(frame(), Loud).open_prompts([Query(PROMPTS[0], 0, 1)], 0)
     assert query.opening == ("< |im_end|> a",)
 
 
@@ -501,7 +501,7 @@ def test_a_class_rewards_the_completions_that_it_has_served():
     for script, reward in (([[PEEK, END], [PEEK, END], ["a", END]], 2.0), ([["a", END]], 0.0)):
         found, _ = conversed(script, Counter)
         assert found.episodes[0].reward == reward
-    assert set(offered([Counter])) == {"peek", "hide"}
+    assert set(tools_by_name([Counter])) == {"peek", "hide"}
     assert conversed([["a", END]], Shop)[0].episodes[0].reward is None
 
 
@@ -892,7 +892,7 @@ def test_calls_in_a_thought_are_none():
 )
 def test_what_a_tool_raises_is_its_answer(tool: Callable[..., Any], arguments, value, error):
     tools = tools_of(frame(), offered_as("peek", tool))
-    call = tools._answered(Episode(Query(PROMPTS[0], 0, 1), 0), "peek", arguments, 0)
+    call = tools._make_call(Episode(Query(PROMPTS[0], 0, 1), 0), "peek", arguments, 0)
     assert call.result == value and (error in call.error if error else not call.error)
 
 
@@ -996,12 +996,12 @@ def test_values_are_written_as_json(value, text):
 
 
 def test_tools_are_functions_and_methods_of_classes():
-    assert {name: owner for name, (owner, _) in offered([hide]).items()} == {"hide": None}
-    assert {name: owner for name, (owner, _) in offered([Shop]).items()} == {"peek": Shop, "hide": Shop}
+    assert {name: owner for name, (owner, _) in tools_by_name([hide]).items()} == {"hide": None}
+    assert {name: owner for name, (owner, _) in tools_by_name([Shop]).items()} == {"peek": Shop, "hide": Shop}
     with pytest.raises(ValueError, match="two tools.*'peek'"):
-        offered([peek, Shop])
+        tools_by_name([peek, Shop])
     with pytest.raises(ValueError, match="'Empty'.*public method"):
-        offered([type("Empty", (), {"reset": peek})])
+        tools_by_name([type("Empty", (), {"reset": peek})])
 
 
 def test_names_of_tools_are_looked_up_in_the_working_directory(tmp_path, monkeypatch):

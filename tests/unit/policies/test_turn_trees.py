@@ -12,12 +12,12 @@ import torch
 from mmgrpo.advantages.estimate import estimate
 from mmgrpo.policies.token_model import Query
 from mmgrpo.policies.tools import Episode
-from mmgrpo.policies.turn_trees import Branching, TurnTree, TurnVines, numbered
+from mmgrpo.policies.turn_trees import Branching, TurnTree, TurnVines, number_tokens
 from mmgrpo.types import Prompt, Request, Rollout
-from tests.building import algorithm_blocks, recipe
+from tests.building import algorithm_blocks, recipe, rescored
 from tests.trees import decisions
 from tests.unit.advantages.test_credit import credit, near
-from tests.unit.policies.test_token_policy import kept, rescored
+from tests.unit.policies.test_token_policy import kept
 from tests.unit.policies.test_tools import PEEK, PROMPTS, policy_of, texts
 
 pytest.importorskip("transformers")
@@ -189,7 +189,7 @@ def test_tokens_of_a_tree_have_one_number_each():
     (one, _), *rest = grown(TurnTree(1, 1, 1, 2))
     fork = rest[0][0]
     shared = fork.shared_tokens
-    node, owner = numbered([one, fork], 7)
+    node, owner = number_tokens([one, fork], 7)
     assert node[0, :6].tolist() == [0, 1, 2, 3, 4, 5] and node[1, :shared].tolist() == [*range(shared)]
     assert node[1, shared] == 6 and len(node.unique()) == 14 - shared
     assert owner[0].tolist() == [True] * 6 + [False]

@@ -11,7 +11,7 @@ import torch
 
 from mmgrpo.policies.generation import Drawing
 from mmgrpo.policies.token_model import Query, Sequences
-from mmgrpo.policies.value_guidance import Guidance, Guide, raised
+from mmgrpo.policies.value_guidance import Guidance, Guide, guide_log_probs
 from mmgrpo.rounds.guidance import ValueGuidance, linear
 from mmgrpo.runtime.networks import bind_networks
 from mmgrpo.types import Request
@@ -23,10 +23,10 @@ pytest.importorskip("transformers")
 
 def test_two_equal_tokens_are_drawn_by_their_values():
     equal = torch.log(torch.tensor([[0.4, 0.4, 0.2, 0.0]]))
-    made = raised(equal, torch.tensor([[0, 1]]), torch.tensor([[1.0, 0.0]]), 1.0)
+    made = guide_log_probs(equal, torch.tensor([[0, 1]]), torch.tensor([[1.0, 0.0]]), 1.0)
     assert torch.softmax(made[0, :2], 0).tolist() == pytest.approx([0.731059, 0.268941], abs=1e-6)
     assert made[0, 2:].tolist() == equal[0, 2:].tolist()  # others keep theirs
-    never = raised(equal, torch.tensor([[3, 0]]), torch.tensor([[9.0, 1.0]]), 1.0)
+    never = guide_log_probs(equal, torch.tensor([[3, 0]]), torch.tensor([[9.0, 1.0]]), 1.0)
     assert never.tolist() == equal.tolist()  # a suppressed one has no value, and alone is its mean
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from mmgrpo.advantages.baseline import BASELINES, ordered, staged_pairs
+from mmgrpo.advantages.baseline import BASELINES, project_onto_order, staged_pairs
 from mmgrpo.advantages.shape import SHAPES
 from mmgrpo.config.registry import bind
 from mmgrpo.policies.variants import VARIANTS
@@ -218,7 +218,7 @@ def test_staged_advantages_are_the_nearest_that_are_allowed():
     generator = torch.Generator().manual_seed(0)
     start = torch.tensor([3.0, -1, 2, -4, 0.0]).double()
     pairs, delta = [(0, 1), (1, 2), (3, 4)], 0.2
-    made = ordered(start, pairs, delta)
+    made = project_onto_order(start, pairs, delta)
 
     def allowed(a):
         return float(a.square().sum()) <= 5 + 1e-9 and all(float(a[j] - a[i]) >= delta - 1e-9 for i, j in pairs)

@@ -16,8 +16,9 @@ from mmgrpo.policies.programs import Program
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.walks import PARTS, Completion, walk_of
 from mmgrpo.types import Request
+from tests.building import rescored
 from tests.unit.policies.test_programs import plan_and_write
-from tests.unit.policies.test_token_policy import PROMPTS, rescored, rollout, token_policy
+from tests.unit.policies.test_token_policy import PROMPTS, rollout, token_policy
 from tests.unit.policies.test_tools import policy_of as conversing
 
 pytest.importorskip("transformers")

@@ -24,7 +24,7 @@ import torch
 
 from mmgrpo.policies.token_model import Query
 from mmgrpo.policies.tool_process import Copy
-from mmgrpo.policies.tool_table import WorldFailed, offered
+from mmgrpo.policies.tool_table import WorldFailed, tools_by_name
 from mmgrpo.policies.tools import FAILURES, Episode
 from mmgrpo.scoring import RewardScores, Scorer, of_unfailed, score_outputs
 from mmgrpo.types import Output, Prompt, Request, Text, Turn
@@ -373,16 +373,16 @@ class Wordle:
 
 def test_an_environment_of_trl_is_a_class_of_tools():
     asked = Prompt("say a", "0", answer="b", columns={"word": "seven"})
-    (query,) = tools_of(frame(), Wordle).opened([Query(asked, 5, 1)], 7)
+    (query,) = tools_of(frame(), Wordle).open_prompts([Query(asked, 5, 1)], 7)
     assert query.opening == (" seven",)
-    assert set(offered([Wordle])) == {"peek", "hide"} == set(members(Wordle))
+    assert set(tools_by_name([Wordle])) == {"peek", "hide"} == set(members(Wordle))
     tools, one = tools_of(frame(), Wordle), Episode(query, 0)
-    call = tools._answered(one, "peek", {}, 7)
+    call = tools._make_call(one, "peek", {}, 7)
     assert json.loads(call.result) == ["say a", "b", ["answer", "prompt", "task", "word"]]
-    assert tools._given(one, "reward", tools.rewarding, 7) == 0.5
+    assert tools._sum_hooks(one, "reward", tools.rewarding, 7) == 0.5
     talk = Prompt("say a", "0", turns=(Turn("user", ("say a",)),), columns={"word": "b"})
     one = Episode(replace(query, prompt=talk, opening=(" b",)), 0)
-    assert json.loads(tools._answered(one, "peek", {}, 7).result)[0] == [{"role": "user", "content": "say a"}]
+    assert json.loads(tools._make_call(one, "peek", {}, 7).result)[0] == [{"role": "user", "content": "say a"}]
 
 
 def members(owner: type) -> list[str]:

@@ -15,9 +15,9 @@ from mmgrpo.scoring import Scorer
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Prompt, Request
 from mmgrpo.update import LossRecipe
-from tests.building import attached, first_number, near_one, recipe, trainer
+from tests.building import attached, first_number, near_one, recipe, rescored, trainer
 from tests.toys import toy_policy, toy_prompts
-from tests.unit.policies.test_token_policy import PROMPTS, rescored, token_policy
+from tests.unit.policies.test_token_policy import PROMPTS, token_policy
 
 
 def loss(*terms: str, objective: str = "ppo(low=0.2, high=0.2)") -> LossRecipe:

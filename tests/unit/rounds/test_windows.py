@@ -11,8 +11,8 @@ from mmgrpo.advantages.gae import CREDITS, returns_of, window_gae
 from mmgrpo.config.registry import bind
 from mmgrpo.rounds.critic import Critic
 from mmgrpo.rounds.windows import Windows
-from tests.building import algorithm_blocks, attached, killed_and_whole, rounds_of, trainer
-from tests.unit.policies.test_token_policy import PROMPTS, kept, rescored, token_policy
+from tests.building import algorithm_blocks, attached, killed_and_whole, rescored, rounds_of, trainer
+from tests.unit.policies.test_token_policy import PROMPTS, kept, token_policy
 
 pytest.importorskip("transformers")
 

@@ -29,7 +29,7 @@ from mmgrpo.trainer import Trainer
 from mmgrpo.types import Answer, Image, Media, Output, Prompt, Request, Turn
 from mmgrpo.update import LossRecipe
 from pipelines.readable import filter_readable
-from tests.building import algorithm_blocks, load, matching_policy_over, misses, module, near_one, recipe, trainer
+from tests.building import algorithm_blocks, load, matching_policy_over, misses, near_one, recipe, trainer
 from tests.seeing import PICTURE, WORDS, write_model
 from tests.speaking import TableModel, near_answer, table_prompts
 from tests.toys import ToyModel, toy_policy, toy_prompts
@@ -128,7 +128,7 @@ def sighted(folder: Path, accelerator: Accelerator) -> Trainer:
     if accelerator.is_main_process:  # transformers saves nothing in other processes
         write_model("qwen_vl", folder / "base")
     accelerator.wait_for_everyone()
-    family = load(module("qwen_vl"), folder / "base", freeze_vision=False, keep_reference=True)
+    family = load("qwen_vl", folder / "base", freeze_vision=False, keep_reference=True)
     asked_first = [WORDS, PICTURE, PICTURE, WORDS, WORDS, WORDS]
     order = PromptOrder(len(asked_first), 0).take(0, len(asked_first))
     prompts = [replace(prompt, id=str(place)) for place, prompt in enumerate(asked_first)]

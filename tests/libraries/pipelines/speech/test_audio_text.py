@@ -15,10 +15,10 @@ from mmgrpo.types import Prompt, Turn
 from pipelines import generic_lm, speech
 from pipelines.speech import audio_text, qwen_audio, whisper
 from pipelines.training import Training
-from tests.building import load
+from tests.building import load, rescored
 from tests.libraries.families.examples import PICTURE, shown
 from tests.libraries.pipelines.speech.test_qwen_audio import EVERY, LONG, ONE, OTHER, TWO, WORDS, hum
-from tests.seeing import distance, gradient, kept, rescored, rollout
+from tests.seeing import distance, gradient, kept, rollout
 from tests.tiny import maker, tiny_checkpoint
 from tests.tiny.audio_text import BEGINNINGS, BOS, KINDS
 

@@ -16,8 +16,8 @@ from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_model import TokenModel
 from mmgrpo.types import Audio, Image, Media, Prompt, Request
 from pipelines.speech import qwen_audio
-from tests.building import load, token_policy_over
-from tests.seeing import asked, gradient, kept, rescored, rollout
+from tests.building import load, rescored, token_policy_over
+from tests.seeing import asked, gradient, kept, rollout
 from tests.tiny import maker, tiny_checkpoint
 
 RATE = 16_000

@@ -18,9 +18,9 @@ from mmgrpo.objectives.divergences import kl_k3
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.types import Request, Rollout
 from pipelines.speech import whisper
-from tests.building import load
+from tests.building import load, rescored
 from tests.libraries.pipelines.speech.test_qwen_audio import hum
-from tests.seeing import asked, kept, rescored
+from tests.seeing import asked, kept
 from tests.tiny import tiny_checkpoint
 
 CLIPS = [asked("low", hum(0)), asked("high", hum(5)), asked("long", hum(2, 2.0))]

@@ -11,7 +11,7 @@ import torch
 
 from mmgrpo.diffusion.planners import PLANS
 from mmgrpo.types import Image, Media, Prompt, Turn
-from pipelines.visual import wan, wan_i2v, wan_tiny
+from pipelines.visual import wan_tiny
 from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import FlowModel
 from tests.building import load
@@ -64,7 +64,7 @@ def kind(pictures: bool) -> Any:
 
 
 def ours(folder: Path, pictures: bool = False, **options: Any) -> FlowModel:
-    return load(wan_i2v if pictures else wan, folder, **{**SIZE, "frames": 9, "guidance": 1.0, **options})
+    return load("wan_i2v" if pictures else "wan", folder, **{**SIZE, "frames": 9, "guidance": 1.0, **options})
 
 
 def theirs(folder: Path, x: torch.Tensor, output: str, pictures: bool = False, lora: str | Path = "", **options: Any):

@@ -12,7 +12,7 @@ import torch
 from mmgrpo.family import families
 from mmgrpo.types import Prompt
 from pipelines.visual.options import MemoryOptions
-from tests.building import load, module, refuse_foreign
+from tests.building import load, refuse_foreign
 from tests.libraries.pipelines.visual.drawing import noise
 from tests.libraries.pipelines.visual.filming import PICTURED, TEXTS, pictured
 from tests.tiny import maker, tiny_checkpoint
@@ -34,7 +34,7 @@ def folders() -> dict[str, Path]:
 def tall(folders: dict[str, Path], name: str, **memory: Any) -> Any:
     """A model of tall clips whose decoder is local: without its residual branches, whose random weights would mix all
     that a tile contains, which those of a trained decoder do not."""
-    model = load(module(name), folders[name], **TALL[name])
+    model = load(name, folders[name], **TALL[name])
     for key, parameter in model.architecture.pipeline.vae.decoder.named_parameters():
         if any(inner in key for inner in INNER):
             torch.nn.init.zeros_(parameter)
@@ -65,7 +65,7 @@ def test_tiles_give_the_same_clip_up_to_their_seams(folders, name, most):
 @pytest.mark.parametrize("name", ["hunyuan_video", "skyreels_i2v", "ltx_video", "ltx_i2v"])
 def test_the_text_encoders_can_be_freed(tmp_path, name):
     prompts = PICTURED if name.endswith("i2v") else TEXTS
-    model = load(module(name), maker(name)(tmp_path), height=32, width=32, frames=5)
+    model = load(name, maker(name)(tmp_path), height=32, width=32, frames=5)
     before = model.encode(prompts)
     model.forget_encoders(prompts)
     parts = model.architecture.pipeline.components

@@ -17,7 +17,7 @@ from mmgrpo.family import families, family
 from mmgrpo.inputs import RunInputs
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy
 from mmgrpo.types import Request, Video
-from tests.building import load, module, rescored
+from tests.building import load, rescored
 from tests.libraries.families.examples import EXAMPLES
 from tests.tiny import maker, tiny_checkpoint
 
@@ -140,7 +140,7 @@ def test_guidance_that_a_distilled_checkpoint_does_not_take_is_refused(tmp_path)
 
 
 def test_a_model_of_one_size_refuses_another(tiny):
-    model = load(module("sd3"), tiny("sd3"), height=16, width=16)
+    model = load("sd3", tiny("sd3"), height=16, width=16)
     model.sized = None
     with pytest.raises(ValueError, match="one size"):
         model.variant(guidance=1.0, size=(32, 32, 0))

@@ -11,7 +11,7 @@ from PIL import Image as Pil
 
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Image, Media, Prompt, Request
-from pipelines.visual import flux, flux_kontext
+from pipelines.visual import flux
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.options import MemoryOptions
@@ -50,7 +50,7 @@ def pipeline(folder: Path) -> Any:
 
 def ours(folder: Path, **options) -> FlowModel:
     return load(
-        flux_kontext, folder, **{"height": 16, "width": 24, "max_sequence_length": 48, "given_size": 0, **options}
+        "flux_kontext", folder, **{"height": 16, "width": 24, "max_sequence_length": 48, "given_size": 0, **options}
     )
 
 

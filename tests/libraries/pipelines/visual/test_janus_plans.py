@@ -14,8 +14,8 @@ from mmgrpo.policies.joint import JointPolicy
 from mmgrpo.rollout import sample_round
 from mmgrpo.types import Image, Policy, Prompt, Request, part_field
 from mmgrpo.update import LossRecipe, accumulate_gradients
-from tests.building import algorithm_blocks, trainer
-from tests.libraries.pipelines.visual.test_janus import PROMPTS, config_of, ratio_gap, scored, shaken
+from tests.building import algorithm_blocks, rescored, trainer
+from tests.libraries.pipelines.visual.test_janus import PROMPTS, config_of, ratio_gap, shaken
 from tests.tiny import tiny_checkpoint
 from tests.tiny.janus import tiny
 
@@ -49,7 +49,7 @@ def test_a_plan_and_its_codes_are_one_row_that_is_scored_as_it_was_drawn(model, 
     written = decisions.fields[part_field("text")].sum(1)
     assert decisions.loss_mask.sum(1).tolist() == [16 + int(n) for n in written] and written.max() <= TOKENS
     assert torch.equal(decisions.loss_mask, decisions.owned) and decisions.loss_mask.shape == (12, 16 + TOKENS)
-    torch.testing.assert_close(scored(policy, rollout), decisions.log_probs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(rescored(policy, rollout), decisions.log_probs, rtol=0, atol=1e-5)
     assert ratio_gap(policy, rollout) < 1e-4
     assert [prompt.text for prompt in rollout.prompts[::4]] == [prompt.text for prompt in PROMPTS]
 
@@ -57,13 +57,13 @@ def test_a_plan_and_its_codes_are_one_row_that_is_scored_as_it_was_drawn(model, 
 def test_codes_are_drawn_under_guidance_by_the_prompt_and_its_plan_and_words_without(folder):
     policy = shaken(policy_of(folder))
     rollout = policy.rollout(REQUEST)
-    before, codes = scored(policy, rollout), rollout.decisions.fields[part_field("image")]
+    before, codes = rescored(policy, rollout), rollout.decisions.fields[part_field("image")]
     read = policy.second.model.encode([Prompt(f"{PROMPTS[0].text}. {rollout.outputs[0].words}", "0")])
     steps: Any = rollout.steps
     context = steps.draws.steps.context.take([0])
     assert torch.equal(context.ids[context.real], read.ids[read.real])
     policy.second.model.guidance = 1.0
-    gap = (scored(policy, rollout) - before).abs()
+    gap = (rescored(policy, rollout) - before).abs()
     assert gap[~codes].max() == 0 and gap[codes].max() > 0.05
 
 
@@ -113,7 +113,7 @@ def test_one_model_is_saved_that_writes_and_draws_alike(rank, folder, tmp_path):
     assert not [path for path in (tmp_path / "saved").iterdir() if path.is_dir()]
     again = policy_of(folder, weights=str(tmp_path / "saved"), lora_rank=rank)
     rollout = policy.rollout(REQUEST)
-    assert torch.equal(scored(again, rollout), scored(policy, rollout))
+    assert torch.equal(rescored(again, rollout), rescored(policy, rollout))
 
 
 def test_plans_that_the_model_cannot_write_or_read_are_refused(folder):

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt, Request
-from pipelines.visual import ltx_i2v
 from pipelines.visual.conditioning_image import first_frame as framed
 from pipelines.visual.flow import FlowModel
 from tests.building import check_scores, load
@@ -29,7 +28,7 @@ def folder() -> Path:
 
 def ours(folder: Path, **options) -> FlowModel:
     size = {"height": 32, "width": 64, "frames": 9, "max_sequence_length": 60}
-    return load(ltx_i2v, folder, **{**size, **options})
+    return load("ltx_i2v", folder, **{**size, **options})
 
 
 def start_of(model: FlowModel) -> Tensor:

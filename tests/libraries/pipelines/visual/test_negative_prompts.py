@@ -18,7 +18,7 @@ from mmgrpo.types import Prompt, Request
 from pipelines.conditions import SUFFIX
 from pipelines.visual import flux, sana, sana_video, sd3
 from pipelines.visual.options import FlowOptions
-from tests.building import check_scores, load, module
+from tests.building import check_scores, load
 from tests.tiny import maker, tiny_checkpoint
 
 WORDS = ["a red circle", "a blue square and a circle.", "a red circle"]
@@ -85,7 +85,7 @@ def model_of(name: str, folder: Any, scale: float, **options: Any) -> Any:
     case = CASES[name]
     length = {"max_sequence_length": case.length} if case.length else {}
     scale_of_ours = "true_cfg_scale" if name == "flux" else "guidance"
-    return load(module(name), folder, **case.size, **length, **{scale_of_ours: scale}, **options)
+    return load(name, folder, **case.size, **length, **{scale_of_ours: scale}, **options)
 
 
 def drawn(model: Any, x: torch.Tensor, prompts: list[Prompt]) -> torch.Tensor:

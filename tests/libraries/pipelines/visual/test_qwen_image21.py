@@ -69,7 +69,7 @@ def test_levels_are_those_of_the_pipeline_and_those_that_the_checkpoint_states(f
 
 
 def released_pipeline(folder: Path):
-    from pipelines.visual.qwen_image_edit import edit_processor
+    from pipelines.visual.qwen_image import edit_processor
 
     processor = edit_processor("Qwen3VLProcessor").from_pretrained(folder, subfolder="processor")
     return released("QwenImage21Pipeline", folder, processor=processor)

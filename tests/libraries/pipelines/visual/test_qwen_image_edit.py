@@ -13,7 +13,7 @@ import torch
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Image, Media, Prompt, Request, Turn
 from pipelines.pretrained import architecture
-from pipelines.visual import flux, qwen_image_edit, qwen_tiny_parts
+from pipelines.visual import flux, qwen_image, qwen_tiny_parts
 from pipelines.visual.conditioning_image import conditioning_image
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
@@ -56,7 +56,7 @@ def small_given_pictures(monkeypatch) -> None:
 
 def ours(folder: Path, **options) -> FlowModel:
     sizes = {"height": 16, "width": 24, "given_size": GIVEN, "max_sequence_length": 160}
-    return load(qwen_image_edit, folder, **{**sizes, **options})
+    return load("qwen_image_edit", folder, **{**sizes, **options})
 
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: str | Path = "") -> torch.Tensor:
@@ -65,7 +65,7 @@ def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: st
 
     plus = json.loads((folder / "model_index.json").read_text())["_class_name"] == "QwenImageEditPlusPipeline"
     # transformers' own class needs torchvision for clips, and reads pictures alike.
-    processor = qwen_image_edit.edit_processor().from_pretrained(folder / "processor")
+    processor = qwen_image.edit_processor().from_pretrained(folder / "processor")
     pipe: Any = (QwenImageEditPlusPipeline if plus else QwenImageEditPipeline).from_pretrained(
         folder, processor=processor
     )
@@ -150,7 +150,7 @@ def test_a_given_picture_is_scaled_as_in_the_pipelines(size, side, scaled):
     from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 
     width, height = pipeline_qwenimage_edit_plus.calculate_dimensions(side**2, size[0] / size[1])
-    assert qwen_image_edit.scaled(size, side) == scaled == (height, width)
+    assert qwen_image.scaled(size, side) == scaled == (height, width)
 
 
 def test_plus_shows_the_text_encoder_a_picture_of_the_pipelines_own_size(folder, plus):
@@ -183,7 +183,7 @@ def test_words_and_picture_may_have_as_many_tokens_as_are_read(folder):
 
 def test_a_processor_keeps_its_chat_template():
     parts = (qwen_images(), qwen_tiny_parts.tokenizer("words"))
-    kind = qwen_image_edit.edit_processor()
+    kind = qwen_image.edit_processor()
     assert [kind(*parts).chat_template, kind(*parts, chat_template="{{ x }}").chat_template] == [None, "{{ x }}"]
 
 
@@ -197,9 +197,9 @@ def test_bad_input_is_told(folder):
     with pytest.raises(ValueError, match="1.*160.*max_sequence"):
         model.encode([long])
     with pytest.raises(ValueError, match="max_sequence_length.*3585.*3584"):
-        load(qwen_image_edit, folder, max_sequence_length=3585)
+        load("qwen_image_edit", folder, max_sequence_length=3585)
     with pytest.raises(ValueError, match="given_size.*63.*64"):
-        load(qwen_image_edit, folder, given_size=63)
+        load("qwen_image_edit", folder, given_size=63)
     with pytest.raises(ValueError, match="width.*26.*24"):
         ours(folder, width=26)
     with pytest.raises(ValueError, match="qwen_image.*model.family=qwen_image_edit"):

@@ -9,7 +9,7 @@ from mmgrpo.config.plugins import locate
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.toy import edits
 from mmgrpo.types import Image, Media, Prompt, Turn
-from pipelines.visual import sd3, sd3_edit
+from pipelines.visual import sd3
 from pipelines.visual.options import EditOptions, FlowOptions
 from tests.libraries.families.examples import noise
 from tests.tiny import tiny_checkpoint
@@ -25,7 +25,7 @@ def edit(image: Image, text: str = "a red square") -> Prompt:
 
 @pytest.fixture(scope="module")
 def model():
-    return sd3_edit.load(EditOptions(path=str(tiny_checkpoint(tiny)), height=16, width=16))
+    return sd3.load(EditOptions(path=str(tiny_checkpoint(tiny)), height=16, width=16))
 
 
 def test_the_network_reads_the_source_behind_what_is_made(model, monkeypatch):
@@ -59,9 +59,9 @@ def test_a_family_names_the_one_that_fits_the_folder():
     with pytest.raises(ValueError, match="model.family.*sd3_edit"):
         sd3.load(FlowOptions(path=BASE))
     with pytest.raises(ValueError, match="model.path.*3 channels.*model.family=sd3"):
-        sd3_edit.load(EditOptions(path=locate("embedded:visual/scenes/base")))
+        sd3.load(EditOptions(path=locate("embedded:visual/scenes/base")))
     with pytest.raises(ValueError, match="row 7.*none.*'image'"):
-        model = sd3_edit.load(EditOptions(path=BASE))
+        model = sd3.load(EditOptions(path=BASE))
         model.encode([Prompt("make the circle red", "row 7")])
 
 
@@ -70,5 +70,5 @@ def test_the_embedded_files_are_those_of_the_world():
         prompts = load_prompts(locate(f"{FOLDER}/{name}.jsonl"))
         assert [prompt.text for prompt in prompts] == [edits.text(one) for one in part]
         assert [prompt.meta["mask"] for prompt in prompts] == [[*edits.box(one, one.seed)] for one in part]
-    words = sd3_edit.load(EditOptions(path=BASE)).architecture.words
+    words = sd3.load(EditOptions(path=BASE)).architecture.words
     assert words.vocabulary == edits.vocabulary()

@@ -10,7 +10,6 @@ import torch
 
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt, Request
-from pipelines.visual import skyreels_i2v
 from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.options import MemoryOptions
@@ -27,7 +26,7 @@ def folder() -> Path:
 
 def ours(folder: Path, **options) -> FlowModel:
     size = {"height": 16, "width": 32, "frames": 9, "max_sequence_length": 60}
-    return load(skyreels_i2v, folder, **{**size, **options})
+    return load("skyreels_i2v", folder, **{**size, **options})
 
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float, output: str, lora: str | Path = ""):
@@ -117,7 +116,7 @@ def test_pictures_encoded_in_another_precision_are_others(folder, tmp_path):
 
 
 def test_the_clips_of_the_pipeline_are_the_default(folder):
-    model = load(skyreels_i2v, folder)
+    model = load("skyreels_i2v", folder)
     assert (model.latent_shape(), model.fps) == ((4, 25, 68, 120), 24.0)
 
 

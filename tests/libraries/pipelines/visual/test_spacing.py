@@ -14,8 +14,7 @@ from pipelines.visual.flux import Flux
 from pipelines.visual.hunyuan_video import HunyuanVideo
 from pipelines.visual.hunyuan_video15 import HunyuanVideo15
 from pipelines.visual.longcat_image import LongCatImage
-from pipelines.visual.ltx_i2v import LtxImage
-from pipelines.visual.ltx_video import LtxVideo
+from pipelines.visual.ltx_video import LtxImage, LtxVideo
 from pipelines.visual.qwen_image import QwenImage
 from pipelines.visual.qwen_image21 import QwenImage21
 from pipelines.visual.sana import Sana

@@ -12,7 +12,7 @@ import torch
 
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Request
-from pipelines.visual import wan, wan_i2v
+from pipelines.visual import wan
 from pipelines.visual.families import FAMILIES
 from tests.building import check_scores, load, matching_policy_over, refuse_foreign
 from tests.libraries.pipelines.visual.drawing import draw, shake
@@ -178,10 +178,10 @@ def test_a_checkpoint_for_words_with_a_time_per_token_takes_a_picture_too(tmp_pa
 
 def test_a_repository_without_its_index_at_hand_is_read_all_the_same(monkeypatch):
     model = SimpleNamespace(latent_shape=lambda: (4, 1, 2, 2))
-    monkeypatch.setattr(wan_i2v, "locate", lambda path, *_: path)
-    monkeypatch.setattr(wan_i2v, "read_json", lambda *_: None)
-    monkeypatch.setattr(wan_i2v, "pretrained", lambda *_: model)
-    assert load(wan_i2v, "owner/name") is model
+    monkeypatch.setattr(wan, "locate", lambda path, *_: path)
+    monkeypatch.setattr(wan, "read_json", lambda *_: None)
+    monkeypatch.setattr(wan, "pretrained", lambda *_: model)
+    assert load("wan_i2v", "owner/name") is model
 
 
 def test_a_network_with_a_picture_s_tokens_trains_the_attention_to_them(folders):

@@ -17,7 +17,7 @@ from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.randomness import derive
 from mmgrpo.types import Image, Media, Prompt, Rollout
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
-from tests.building import load, module, token_policy_over, trainer
+from tests.building import load, token_policy_over, trainer
 from tests.seeing import (
     BOTH,
     CLIP,
@@ -38,7 +38,7 @@ SMALL = "mask_patches(ratio=0.6, patch=3)"
 
 
 def token_policy(name: str, folder: str | Path, **settings: Any) -> TokenPolicy:
-    return token_policy_over(load(module(name), folder, **settings), max_tokens=5)
+    return token_policy_over(load(name, folder, **settings), max_tokens=5)
 
 
 def under(policy: TokenPolicy, made: Rollout, change: str, limit: int = 100) -> Tensor:

@@ -15,7 +15,8 @@ from mmgrpo.types import Image, Media, Prompt, Request, Text, Turn, Video
 from pipelines.tools import schemas
 from pipelines.vlm import qwen_vl_tiny
 from pipelines.vlm.footage import Footage
-from tests.libraries.pipelines.test_tools import policy_of, rescored
+from tests.building import rescored
+from tests.libraries.pipelines.test_tools import policy_of
 from tests.tiny import maker
 
 LADDER = "frame_ladder(frames=[2, 8], pixels=[1024, 256])"

@@ -20,9 +20,9 @@ from mmgrpo.types import Image, Media, Prompt, Request, Turn
 from pipelines.tools import schemas
 from pipelines.vlm import image_text, qwen_vl_tiny
 from pipelines.vlm.later_images import Joins
-from tests.building import load
+from tests.building import load, rescored
 from tests.libraries.families.examples import EXAMPLES, noise
-from tests.libraries.pipelines.test_tools import CALL, policy_of, rescored
+from tests.libraries.pipelines.test_tools import CALL, policy_of
 from tests.tiny import causal_lm as causal_lm_tiny
 from tests.tiny import maker
 

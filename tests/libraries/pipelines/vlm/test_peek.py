@@ -19,7 +19,7 @@ from pipelines.tools import schemas
 from pipelines.vlm.peek import Peek
 from reward_models.rules.tasks import task
 from scripts.pretrain.peek import Args, conversation, vocabulary
-from tests.libraries.pipelines.test_tools import rescored
+from tests.building import rescored
 
 BASE = Path(locate("embedded:vlm/peek/base"))
 TILES = [["red", "bars"], ["green", "stripes"], ["blue", "checks"], ["black", "bars"]]

@@ -17,9 +17,9 @@ from pipelines import speech, vlm
 from pipelines.training import Training
 from pipelines.vlm import qwen_omni
 from pipelines.vlm.media import eight_bits, read_video
-from tests.building import load
+from tests.building import load, rescored
 from tests.libraries.families.examples import CLIP, PICTURE, hum
-from tests.seeing import asked, image, kept, rescored, rollout, video
+from tests.seeing import asked, image, kept, rollout, video
 from tests.tiny import maker, tiny_checkpoint
 from tests.tiny.qwen_omni import TEMPLATE
 

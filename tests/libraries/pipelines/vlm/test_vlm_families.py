@@ -14,7 +14,7 @@ from mmgrpo.policies.token_model import TokenModel
 from mmgrpo.types import CONTRAST, OWN, Prompt, Request
 from mmgrpo.update import LossRecipe
 from pipelines.training import Training
-from tests.building import load, module, recipe, token_policy_over, trainer
+from tests.building import load, recipe, rescored, token_policy_over, trainer
 from tests.seeing import (
     BOTH,
     CLIP,
@@ -29,7 +29,6 @@ from tests.seeing import (
     plain_inputs,
     plain_log_probs,
     released_positions,
-    rescored,
     rollout,
     tower,
     video,
@@ -42,7 +41,7 @@ pytest.importorskip("transformers")
 @pytest.fixture(scope="module")
 def loaded(name, folder) -> Any:
     """Never trained, so all tests may use it."""
-    model = load(module(name), folder)
+    model = load(name, folder)
     if name == "qwen_vl":
         model.network.model.get_rope_index = released_positions(model.network.model)
     return model
@@ -76,7 +75,7 @@ def forwards_of_the_tower(network: Any, seen: list[int]) -> Any:
 
 def test_features_are_computed_once_per_rollout_and_not_again_in_scoring_when_frozen(name, folder):
     for freeze, again in ((True, 0), (False, 3)):
-        made_family = load(module(name), folder, freeze_vision=freeze)
+        made_family = load(name, folder, freeze_vision=freeze)
         policy, seen = TokenPolicy(made_family, max_tokens=3), []
         forwards_of_the_tower(made_family.network, seen)
         made = rollout(policy, [PICTURE, CLIP], group_size=3)
@@ -179,10 +178,10 @@ def seen_places(calls: Sequence[tuple], made: Any) -> list[list[int]]:
 
 def test_a_prompt_that_is_too_long_is_refused_by_name_and_nothing_is_cut(name, folder, loaded):
     lengths = {prompt.id: loaded.prompt_length(prompt) for prompt in EVERY}
-    exactly = load(module(name), folder, max_prompt_tokens=lengths["both"])
+    exactly = load(name, folder, max_prompt_tokens=lengths["both"])
     assert exactly.encode([BOTH]).ids.shape[1] == lengths["both"]
     assert loaded.encode(EVERY).real.sum(1).tolist() == list(lengths.values())
-    short = load(module(name), folder, max_prompt_tokens=lengths["both"] - 1)
+    short = load(name, folder, max_prompt_tokens=lengths["both"] - 1)
     wanted = rf"prompt 'both' has {lengths['both']} tokens .* max_prompt_tokens={lengths['both'] - 1}; .*max_pixels"
     with pytest.raises(ValueError, match=wanted):
         rollout(TokenPolicy(short, max_tokens=2), [WORDS, BOTH])
@@ -253,7 +252,7 @@ def test_contrasted_rows_are_outside_the_statistics(loaded, tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_ratio_is_one_in_every_precision_while_the_weights_are_those_of_the_rollout(dtype, adapters, name, folder):
     """Five rows in one batch: a picture, several, a clip, texts."""
-    model = load(module(name), folder, Training(dtype=dtype, lora_rank=adapters))
+    model = load(name, folder, Training(dtype=dtype, lora_rank=adapters))
     policy = TokenPolicy(model, max_tokens=5)
     made = rollout(policy, EVERY)
     own = made.decisions.loss_mask
@@ -263,7 +262,7 @@ def test_the_ratio_is_one_in_every_precision_while_the_weights_are_those_of_the_
 
 def test_a_row_is_read_in_a_batch_as_alone_and_positions_of_one_axis_would_be_seen(name, folder):
     """Weights of eight times the size, so positions matter; padding on the left."""
-    model = load(module(name), folder)
+    model = load(name, folder)
     with torch.no_grad():
         for parameter in model.network.parameters():
             if parameter.dim() > 1:

@@ -15,7 +15,7 @@ from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.types import Image, Media, Output, Prompt
 from mmgrpo.update import LossRecipe, accumulate_gradients
 from pipelines.vlm import qwen_vl, qwen_vl_tiny
-from tests.building import algorithm_blocks, amplify, load, module, token_policy_over, trainer
+from tests.building import algorithm_blocks, amplify, load, rescored, token_policy_over, trainer
 from tests.seeing import (
     CLIP,
     EVERY,
@@ -28,7 +28,6 @@ from tests.seeing import (
     noise,
     plain_inputs,
     plain_log_probs,
-    rescored,
     rollout,
     tower,
 )
@@ -39,7 +38,7 @@ pytest.importorskip("transformers")
 
 def token_policy(name: str, folder: str | Path, **settings: Any) -> TokenPolicy:
     mine = ("share_prefix", "sampling_dtype", "contrast")
-    loaded = load(module(name), folder, **{key: value for key, value in settings.items() if key not in mine})
+    loaded = load(name, folder, **{key: value for key, value in settings.items() if key not in mine})
     return token_policy_over(loaded, max_tokens=5, **{key: value for key, value in settings.items() if key in mine})
 
 
