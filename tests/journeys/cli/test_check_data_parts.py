@@ -16,6 +16,7 @@ from mmgrpo.cli.check_data import (
     gold_rewards,
     statistics_of,
     task_problem,
+    unasked_forms,
 )
 from mmgrpo.rewards import scorer
 from mmgrpo.scoring import Scorer
@@ -93,6 +94,9 @@ def test_a_reference_answer_is_tried_in_tags_and_as_it_stands_each_and_together(
     gold_problem(Prompt("q", answer=["a", 2]), [(reward, 1.0)])
     words = ["a", "2", "a,2", "a;2", '["a", 2]']
     assert seen == [form for word in [*words, ""] for form in (f"<answer>{word}</answer>", word)]
+    silent = Scorer("silent", lambda prompts, outputs: [None] * len(outputs))
+    assert gold_problem(Prompt("q", answer="a"), [(silent, 1.0)]) is None, "of another task, say"
+    assert unasked_forms([Prompt("q", answer="a")], [silent]) == []
     long = gold_problem(Prompt("q", answer="x" * 99), [(giving(), 1.0)])
     assert long is not None and f"'{'x' * 80}'" in long.reason
 

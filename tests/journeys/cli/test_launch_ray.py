@@ -9,11 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mmgrpo.cli import launch_ray
-from mmgrpo.cli.launch_ray import Request, Worker, connect, launch
+from mmgrpo.cli.launch_ray import Request, Worker, connect, launch, with_processes
 from mmgrpo.runtime.progress import Interrupted
 from tests.journeys.cli.running import is_running, metrics, summary
 
@@ -43,6 +44,18 @@ def started(
     request = Request(nodes, processes, 1, False, wait, restarts)
     run = [str(folder)]
     launch(request, address, run, [*run, "--resume"], "the command", program=["-c", START + code])
+
+
+def test_there_are_as_many_processes_as_so_many_machines_have_gpus():
+    machines = [
+        {"Alive": up, "Resources": {"GPU": gpus, "CPU": 8.0}} for up, gpus in ((True, 2.0), (True, 4.0), (False, 8.0))
+    ]
+    ray = SimpleNamespace(nodes=lambda: machines)
+    for nodes, processes in ((1, 4), (2, 2)):
+        made = with_processes(Request(nodes, 0, cpus=3, wait=7.0, restarts=5), ray)
+        assert made == Request(nodes, processes, cpus=3, wait=7.0, restarts=5)
+    with pytest.raises(ValueError, match="--processes.*0.*3 machines"):
+        with_processes(Request(3, 0), ray)
 
 
 @pytest.mark.nightly

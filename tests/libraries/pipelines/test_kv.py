@@ -49,6 +49,14 @@ def test_attention_to_a_shared_prompt_is_that_to_its_copies(heads, length, total
     torch.testing.assert_close(out.double(), expected, rtol=2**-8 if dtype == torch.bfloat16 else 0, atol=2e-6)
 
 
+def test_keys_that_are_not_shared_are_attended_to_with_the_same_scale():
+    key, value = torch.randn(2, 3, 2, 4, 6, generator=torch.Generator().manual_seed(0))
+    query = key[:, :, :1]
+    out, _ = attend_by_prompt(nn.Module(), query, key, value, None, scaling=0.3)
+    expected = ((0.3 * query @ key.mT).softmax(-1) @ value).transpose(1, 2)
+    torch.testing.assert_close(out, expected)
+
+
 def test_scores_that_no_exponential_holds_give_the_attention_to_the_largest():
     keys, values = shared(1, 2, 1, 4, 0, torch.float32), shared(1, 2, 1, 4, 1, torch.float32)
     query = 1e4 * keys.own[:, 0, :1].view(len(SLOTS), 1, 1, 4)  # of which the own key is the largest

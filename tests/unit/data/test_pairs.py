@@ -105,6 +105,7 @@ def test_the_parts_of_other_rows_stay_as_they_were(tmp_path):
         ({"prompt": "a", "chosen": 3, "rejected": "b"}, "answer.*3"),
         ({"prompt": "a", "chosen": [ASK], "rejected": "b"}, "answer.*user"),
         ({"chosen": "a", "rejected": "b"}, "has no 'text'"),
+        ({"chosen": "the first", "rejected": "the second"}, "has no 'text'"),
     ],
 )
 def test_what_cannot_be_compared_names_the_row(row, words, tmp_path):

@@ -27,6 +27,12 @@ def test_places_have_the_weights_of_their_regions(regions, layout, left, right):
     assert weights[:, 2:].flatten().tolist() == pytest.approx([right] * 4, abs=1e-6)
 
 
+def test_an_edge_between_two_places_is_drawn_eight_times_as_fine():
+    """An eighth of the image is 4 of 32 pixels, so the middle of the first place is half in the region."""
+    (weights,) = region_weights([Region((0.0, 0.0, 1 / 8, 1.0), 0.6)], 0.2, 1, 4).tolist()
+    assert weights == pytest.approx([(0.48 + 0.3) / 2, 0.3, 0.3, 0.3])
+
+
 def test_regions_are_those_of_the_row():
     row = {"layout": 0.2, "regions": [{"box": [0, 0, 0.5, 1], "score": 0.6}]}
     assert regions_of(Prompt("a", "0", meta=row)) == ([Region(LEFT, 0.6)], 0.2)

@@ -31,6 +31,15 @@ def rollout(policy: DenoisingPolicy, group_size: int = 4, prompts: int = 3, seed
     return policy.rollout(Request(toy_prompts(prompts), list(range(prompts)), group_size, seed))
 
 
+def test_the_noise_of_every_step_is_that_of_the_slot_and_the_sample():
+    made = rollout(toy_policy("every_step"), group_size=2, prompts=2)
+    (walk,) = made.steps.walks
+    noise = (walk.states - walk.means)[walk.target][made.decisions.loss_mask].view(4, -1, 3)  # times the step's std
+    assert noise.shape[1] > 1
+    for one, other in itertools.combinations(noise, 2):
+        assert ((one - other).abs().amax(1) > 1e-3).all()
+
+
 def test_decisions_of_several_plans_are_numbered_apart():
     made = rollout(toy_policy("one_step_branch(draw='all')"), prompts=2).decisions
     assert (made.node >= 0).all()

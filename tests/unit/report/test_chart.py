@@ -20,6 +20,7 @@ def test_lines_end_at_gaps_and_lone_values_have_dots():
     assert chart.thin == ["0,946.4 250,53.6", "750,53.6 1000,946.4"] and not chart.dots
     assert [stop.text for stop in chart.stops] == ["step 0: 0", "step 1: 1", "step 3: 1", "step 4: 0"]
     assert [(stop.left, stop.width) for stop in chart.stops] == [(0, 12.5), (12.5, 37.5), (50, 37.5), (87.5, 12.5)]
+    assert "a over steps 0 to 4, from 0 to 0" in render("chart.html", {"chart": chart})
     assert metric_chart("a", np.arange(2), np.array([0.0, NAN])).dots
 
 

@@ -74,6 +74,14 @@ def test_slow_copies_follow_by_tau():
         torch.testing.assert_close(slow, 0.75 * old + 0.25 * fast)
 
 
+def test_a_critic_that_has_valued_nothing_since_it_was_read_is_saved_as_it_was_read():
+    made = critic_of("turn_critic(lr=0.01)")
+    assert (made.state(), made.tensors()) == (None, {})
+    tensors = {"values.weight": torch.ones(1)}
+    made.load("moments", tensors, 4)
+    assert (made.state(), made.tensors()) == ("moments", tensors)
+
+
 def peeked(prompts, outputs) -> list[float]:
     return [float(sum(call.name == "peek" for call in one.calls) > 0) for one in outputs]
 

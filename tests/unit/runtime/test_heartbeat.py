@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from mmgrpo.runtime.heartbeat import GRACE, INTERVAL, LOST, PATIENCE
+from mmgrpo.runtime.heartbeat import GRACE, INTERVAL, LOST, PATIENCE, watch_processes
 from tests.processes import Forked
 from tests.unit.runtime.ports import meeting_port
 
@@ -23,6 +27,15 @@ def ended(how: str, which: int) -> list[tuple[int | None, str]]:
         finally:
             for one in started:
                 one.kill()
+
+
+def test_nothing_watches_after_the_block(monkeypatch):
+    monkeypatch.setattr("mmgrpo.runtime.heartbeat.largest", lambda value, accelerator: value)
+    first: Any = SimpleNamespace(num_processes=2, process_index=0, is_main_process=True, wait_for_everyone=lambda: None)
+    before = threading.active_count()
+    with watch_processes(first, "the command"):
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before
 
 
 @pytest.mark.slow

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import nullcontext
+
 import pytest
 
 from mmgrpo.cli.train import is_embedded, read
@@ -85,6 +88,21 @@ def test_reference_answers_that_no_answer_can_be_compared_with_are_listed():
     with pytest.raises(ValueError, match="'numeric'.*2.*2.*9"):
         refuse_unfit([scorer("numeric")], {"x": [Prompt("?", "8", answer="two"), Prompt("?", "9")]}, "Text")
     assert refuse_unfit([scorer("numeric(weight=0)")], {"x": [Prompt("?", "8")]}, "Text") == []  # only logged
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        (lambda prompts, outputs: [math.nan for _ in outputs], "reference answer 'b'"),
+        (lambda prompts, outputs: [1 / 0 for _ in outputs], "ZeroDivisionError"),
+        (lambda prompts, outputs: [None for _ in outputs], ""),
+        (lambda prompts, outputs: [math.nan, *[0.0 for _ in outputs[1:]]], ""),
+    ],
+)
+def test_a_verifier_that_can_score_no_answer_to_a_row_is_named_and_one_that_abstains_is_not(verdict, words):
+    own = Scorer("own", verdict, manifest=Manifest(("Text",), reads=("answer",)))
+    with pytest.raises(ValueError, match=f"'own'.*1.*1.*{words}") if words else nullcontext():
+        refuse_unfit([own], {"x": [Prompt("?", "7", answer="b")]}, "Text")
 
 
 @pytest.mark.slow

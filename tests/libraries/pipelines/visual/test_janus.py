@@ -18,7 +18,7 @@ from mmgrpo.policies.token_model import next_position
 from mmgrpo.types import Image, Prompt, Request, Rollout
 from pipelines.visual import janus
 from pipelines.visual.enlarger import Enlarger
-from pipelines.visual.janus import VQ, words_of
+from pipelines.visual.janus import VQ, weight_names, words_of
 from pipelines.visual.patches import PatchTokenizer
 from tests.building import rescored
 from tests.tiny import tiny_checkpoint
@@ -218,6 +218,13 @@ def test_a_prompt_that_cannot_be_read_is_named(text, message, folder):
         "rows",
     )
     assert (len(usable), [one.id for one in skipped]) == (3, ["bad"])
+
+
+def test_names_of_weights_are_those_of_the_files_or_of_the_index_of_a_repository(folder, tmp_path, monkeypatch):
+    assert any(VQ in name for name in weight_names(folder) or ()) and weight_names(str(tmp_path)) is None
+    for index, names in (({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}, {"a", "b"}), (None, None)):
+        monkeypatch.setattr(janus, "read_json", lambda source, file, index=index: index)
+        assert weight_names("someone/model") == names
 
 
 def test_the_longest_prompt_and_its_image_fill_the_context(folder):

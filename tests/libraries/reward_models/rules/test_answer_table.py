@@ -93,6 +93,7 @@ RIGHT: dict[str | int | float, list[str]] = {
     "60°": ["60", "60°", "60 degrees", "60^\\circ"],
     "2 hours": ["2", "2 hours", "2 h", "120 minutes", "2 hours."],
     "12 cm": ["12", "12 cm", "12cm", "0.12 m", "12 centimeters", "120 mm"],
+    "12.7 cm": ["5 in", "5 in.", "5 inches"],
     "3rd": ["3rd", "3", "3."],
     "\\boxed{7}": ["7", "\\boxed{7}", "$7$"],
     "5 million": ["5 million", "5,000,000", "5M"],

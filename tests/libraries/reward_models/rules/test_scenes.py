@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmgrpo.toy.scenes import COLOURS, SHAPES, parse
+from mmgrpo.toy.scenes import COLOURS, SHAPES, WORDS, parse
 from mmgrpo.types import Image, Prompt
 from reward_models.rules.scenes import (
     Detection,
@@ -102,7 +102,7 @@ def test_shapes_are_large_enough_and_at_most_half_as_long_again_as_wide(size, he
     pixels = white(size)
     pixels[5 : 5 + height, 5 : 5 + width] = RED
     (one,) = see(pixels)
-    assert set(SHAPES) & set(one.agreements) == (set(SHAPES) if fits else set())
+    assert {*one.agreements} == ({*SHAPES} if fits else {*WORDS})
     assert (one.shape == "square") == bool(fits)
 
 

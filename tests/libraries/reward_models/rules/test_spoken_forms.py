@@ -48,6 +48,10 @@ EQUAL = [
 DIFFERENT = [
     ("en", "one percent", "one dollar"),
     ("en", "one percent", "one"),
+    ("en", "the first dog", "the first cat"),
+    ("en", "the nineties ended", "the nineties began"),
+    ("en", "5 + 5", "5 5"),
+    ("en", "5 €", "5"),
     ("en", "three point one", "three point one percent"),
     ("en", "version 1.10.1", "version one.10 one"),
     ("en", "one euro", "one"),
