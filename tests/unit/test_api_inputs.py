@@ -246,6 +246,14 @@ def test_overrides_of_a_preset_take_effect(words):
     assert changed.metrics[0]["grad_norm"] < 0.5 * plain.metrics[0]["grad_norm"]
 
 
+@pytest.mark.parametrize(
+    ("option", "meant"), [("heigth", "'height'"), ("ranks", "lora_rank"), ("learning_rate", "mmgrpo.train.*optim")]
+)
+def test_an_option_that_no_policy_has_is_refused_with_what_may_be_meant(option, meant, words):
+    with pytest.raises(ValueError, match=f"'sd3'.*'{option}'.*{meant}"):
+        painter(words, **{option: 2})
+
+
 # ---- the run
 
 

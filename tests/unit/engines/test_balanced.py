@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from mmgrpo.config.settings import config_class
 from mmgrpo.engines.balanced import Balanced, balanced_shares
 from mmgrpo.engines.engine import Drawn, EngineFailure, Synchronized, Unanswered, parameters
 from mmgrpo.engines.sampler import OwnSampler
+from mmgrpo.family import family
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.types import Request
+from pipelines.engines import draw_with_engine
 from tests.building import trainer
 from tests.unit.engines.test_engine import PROMPTS, Faulty, client, policy, rolled, shift
 from tests.unit.test_ahead import short
@@ -58,6 +62,21 @@ def balanced(trained: TokenPolicy, *engines: Any, patience: float = 0.0, overlap
     several = Balanced(made, patience=patience, pause=0.01)
     trained.draw_with(several)
     return several
+
+
+@pytest.mark.parametrize(("urls", "patience"), [(["a"], [60.0]), (["a", "b"], [0.0, 0.0])])
+def test_a_server_is_waited_for_unless_another_can_draw_in_its_place(urls, patience, monkeypatch):
+    made, trained, config = [], policy(), config_class(family("causal_lm").sections)()
+
+    def begun(url, token, timeout, patience, run, title):
+        made.append(SimpleNamespace(name=url, patience=patience, form="own"))
+        return made[-1]
+
+    monkeypatch.setattr("mmgrpo.engines.served.Client", begun)
+    config.rollout = replace(config.rollout, engine="served", url=urls, patience=60.0)
+    draw_with_engine(family("causal_lm"), config, trained, "cpu", 1, 0)
+    assert [(client.name, client.patience) for client in made] == [*zip(urls, patience, strict=True)]
+    assert len(urls) == 1 or trained.engine.patience == 60.0, "for which all together are waited for"
 
 
 @pytest.mark.parametrize(
