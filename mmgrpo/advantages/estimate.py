@@ -349,9 +349,8 @@ def estimate(
 
     first = groups.group_first(group, compared)
     spread = groups.group_spread(total, group, stats[0])
-    if bool(
-        (groups.group_count(group, from_policy)[from_policy] == 1).all()
-    ):  # groups of one: nothing is compared in them
+    sizes = groups.group_count(group, from_policy)[from_policy]
+    if bool((sizes == 1).all()):  # groups of one: nothing is compared in them
         spread = samples != 0
     return Estimate(
         advantages=credit.to(device, torch.float32),

@@ -301,9 +301,7 @@ def returns_of(
 ) -> tuple[Matrix, Mask]:
     """What a critic learns for a credit of this file, A + V with a lambda of its own, and where: before every decision,
     or before the first one of every turn. For another credit, beside which a critic is a classifier: with gamma 1."""
-    parameters = {name: parameter.default for name, parameter in credit.block.parameters.items()} | dict(
-        credit.parameters
-    )
+    parameters = {name: p.default for name, p in credit.block.parameters.items()} | dict(credit.parameters)
     gamma, value, rewards = parameters.get("gamma", 1.0), fields["value"], fields["token_rewards"]
     if "greedy_margin" in credit.block.needs:
         ahead, drawn = (parameters["alpha"] * fields[name] for name in ("greedy_margin", "top_margin"))

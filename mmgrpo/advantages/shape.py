@@ -406,9 +406,8 @@ def perplexity(
     Means of .2, .4 and .6 with alpha .1: factors 1.1, 1 and .9.
     """
     surprise = -_row_mean(log_probs, decision_mask).to(advantages.dtype)
-    return advantages * (1 - alpha * _standard(surprise, torch.zeros_like(stat, dtype=torch.long), stat, 0.0)).clamp(
-        min=0
-    )
+    batch = torch.zeros_like(stat, dtype=torch.long)
+    return advantages * (1 - alpha * _standard(surprise, batch, stat, 0.0)).clamp(min=0)
 
 
 @block(SHAPES, level="group")

@@ -176,10 +176,8 @@ class Synchronized:
         """The completions of all queries, drawn with the present weights; those that were begun are waited for.
         EngineFailure for what cannot be trained."""
         drawing = self._with_version(drawing)
-        encoded, future = (
-            self._encode_queries(context, features, queries),
-            self.begun.pop(identity(queries, drawing), None),
-        )
+        encoded = self._encode_queries(context, features, queries)
+        future = self.begun.pop(identity(queries, drawing), None)
         try:
             drawn = future.result() if future else self._now(encoded, drawing)
         except Forgotten:

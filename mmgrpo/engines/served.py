@@ -598,13 +598,8 @@ def application(
         queries, rules, drawing = generation(value)
         refuse_other_weights(value)
         drawn = engine.generate(queries, rules, drawing)
-        return answer_of(
-            value,
-            [
-                [{**asdict(completion), "ids": list(completion.ids)} for completion in completions]
-                for completions in drawn
-            ],
-        )
+        rows = [[{**asdict(row), "ids": list(row.ids)} for row in completions] for completions in drawn]
+        return answer_of(value, rows)
 
     def rest(_: Any) -> Any:
         engine.rest()

@@ -109,14 +109,8 @@ def tdm_r1(
     entries = boundary.dim()
     x0 = clean.flatten(entries)
     teacher, guided, unit, fake, surrogate = (
-        estimate.detach().flatten(entries)
-        for estimate in (
-            reference_clean,
-            reference_guided_clean,
-            reference_direction,
-            fake_clean,
-            surrogate_guided_clean,
-        )
+        t.detach().flatten(entries)
+        for t in (reference_clean, reference_guided_clean, reference_direction, fake_clean, surrogate_guided_clean)
     )
 
     def regression(direction: Tensor, towards: Tensor) -> Tensor:

@@ -439,8 +439,8 @@ def _regression(
     beta: float,
 ) -> Loss:
     """The mean over pairs of (beta (L_i - L_j) - (A_i - A_j))^2 as a row of ``preference``."""
-    mine = torch.ones_like(loss_mask)
-    inputs = (log_probs, old, old, old, advantages, loss_mask, decision_mask, mine, key)
+    drawn = torch.ones_like(loss_mask)
+    inputs = (log_probs, old, old, old, advantages, loss_mask, decision_mask, drawn, key)
     return preference(*inputs, link="regression", pairs="every", anchor="old", beta=beta)
 
 
@@ -526,6 +526,6 @@ def codpo(
     ``none``. n is the worst sample of all where none violates them; a group without a satisfying sample, or with one
     sample, has loss 0. With coef 0, beta .1 and S_p - S_n = 2 it is DPO's .598.
     """
-    mine, now = torch.ones_like(loss_mask), log_probs.detach()
-    inputs = (log_probs, now, reference_log_probs, now, advantages, loss_mask, decision_mask, mine, key)
+    drawn, now = torch.ones_like(loss_mask), log_probs.detach()
+    inputs = (log_probs, now, reference_log_probs, now, advantages, loss_mask, decision_mask, drawn, key)
     return preference(*inputs, pairs="best_worst(least=0.0)", beta=beta, likelihood=coef)

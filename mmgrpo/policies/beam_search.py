@@ -61,16 +61,12 @@ def beam_search(
                 pairs = zip(tokens[row], top[row], strict=True)
                 candidates += [(row, beam.extend(token, p, entropy[row])) for token, p in pairs if p > -math.inf]
                 row += 1
-            candidates.sort(key=lambda candidate: -candidate[1].score)
+            candidates.sort(key=lambda pair: -pair[1].score)
             ended = finished[prompt] + [beam for _, beam in candidates if beam.ids[-1] in last]
             finished[prompt] = sorted(ended, key=lambda beam: -beam.score)[:width]
             # A score can only decrease, so a beam no better than the last of a full list can never enter it.
             threshold = finished[prompt][-1].score if len(finished[prompt]) == width else -math.inf
-            best = [
-                candidate
-                for candidate in candidates
-                if candidate[1].ids[-1] not in last and candidate[1].score > threshold
-            ][:width]
+            best = [pair for pair in candidates if pair[1].ids[-1] not in last and pair[1].score > threshold][:width]
             alive[prompt] = [beam for _, beam in best]
             rows += [parent for parent, _ in best]
             inputs += [beam.ids[-1] for _, beam in best]

@@ -127,9 +127,8 @@ class Conversation(Completion):
         log_probs, entropy, divergence = map(chains.per_sequence, (drawn.log_probs, drawn.entropy, drawn.divergence))
         certainty = None if drawn.certainty is None else chains.per_sequence(drawn.certainty)
         of_spans = Generated(sequences.ids, real, log_probs, entropy, divergence, certainty)
-        walked = self.record_tokens(
-            policy, request, [Query(prompt, 0, 1) for prompt in opened.values()], sequences, of_spans
-        )
+        of_prompts = [Query(prompt, 0, 1) for prompt in opened.values()]
+        walked = self.record_tokens(policy, request, of_prompts, sequences, of_spans)
         numbers = {name: chains.table(value) for name, value in walked.numbers.items()}
         return Walked(chains, numbers, walked.origin.new_full((len(queries),), OWN))
 

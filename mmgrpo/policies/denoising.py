@@ -303,9 +303,8 @@ class DenoisingPolicy:
                 previews.setdefault(f"interval{interval}", []).extend(self.model.decode(coarse, rows))
             walks.append(walk)
             of_walk = self._decisions(part, plan, number, count, walk, log_probs, drawn, alive)
-            decisions.append(
-                replace(of_walk, node=of_walk.node + torch.where(of_walk.decision_mask, index * NODES_PER_WALK, 0))
-            )
+            first_node = torch.where(of_walk.decision_mask, index * NODES_PER_WALK, 0)
+            decisions.append(replace(of_walk, node=of_walk.node + first_node))
         order = torch.cat(prompt)
         latents = refuse_nonfinite(torch.cat([walk.final for walk in walks]), "the sampled latents")
         return Rollout(
@@ -628,10 +627,7 @@ class DenoisingPolicy:
 
         def of_stream(measure: Callable[..., Float[Tensor, " N"]], *given: Tensor | Transition) -> Float[Tensor, " N"]:
             """What is measured of each decision's own stream in what is given."""
-            parts = [
-                [tensor.part(v) if isinstance(tensor, Transition) else tensor[:, v] for tensor in given]
-                for v in self.views
-            ]
+            parts = [[t.part(v) if isinstance(t, Transition) else t[:, v] for t in given] for v in self.views]
             values = [measure(*part) for part in parts]
             return values[0] if len(values) == 1 else torch.stack(values, 1).gather(1, streams[:, None])[:, 0]
 

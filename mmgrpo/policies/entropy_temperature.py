@@ -47,9 +47,9 @@ class EntropyTemperature(Addition):
         """The change of the next token's log-probs in a round; none before its scale is known."""
         scale = [request.sampling.get(name) for name in SCALE]
         known = [number for number in scale if number is not None]
-        return (
-            partial(temper_by_entropy, tau=self.value, **dict(zip(("pivot", "up", "down"), known))) if known else _same
-        )
+        if not known:
+            return _same
+        return partial(temper_by_entropy, tau=self.value, **dict(zip(("pivot", "up", "down"), known)))
 
 
 def _same(distribution: Tensor) -> Tensor:

@@ -144,12 +144,9 @@ def answers_of(prompt: Prompt) -> list[str]:
     answers; a prompt without one is an error."""
     if prompt.answers:
         return [answer.text for answer in prompt.answers if answer.text] or [answer_of(prompt)]
-    if (
-        isinstance(prompt.answer, list | tuple)
-        and prompt.answer
-        and all(isinstance(answer, str) for answer in prompt.answer)
-    ):
-        return [*prompt.answer]
+    accepted = prompt.answer if isinstance(prompt.answer, list | tuple) else ()
+    if accepted and all(isinstance(text, str) for text in accepted):
+        return [*accepted]
     return [answer_of(prompt)]
 
 

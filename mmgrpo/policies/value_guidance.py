@@ -70,14 +70,17 @@ class Guidance:
         device, most = policy.device, drawing.max_tokens
         counts = [query.count for query in queries]
         rows = torch.arange(len(queries), device=device).repeat_interleave(torch.tensor(counts, device=device))
-        text, judges = state.select(rows), [judge.select(rows) for judge in self._read_prompts(policy, state, queries)]
+        policy_state, judges = (
+            state.select(rows),
+            [judge.select(rows) for judge in self._read_prompts(policy, state, queries)],
+        )
         streams = [(stream(drawing.seed, *query.stream), query.count) for query in queries]
         # One number for each position of a sample, however it is guided: without guides this is plain sampling.
         numbers, row = Numbers(streams, most, device), torch.arange(len(rows), device=device)
         alive, steps = torch.ones_like(rows, dtype=torch.bool), list[tuple[Tensor, ...]]()
         for position in range(most):
             first = torch.full_like(alive, position == 0)
-            distribution = refuse_nan(next_token(text.hidden, first), "the probabilities of the next token")
+            distribution = refuse_nan(next_token(policy_state.hidden, first), "the probabilities of the next token")
             guided = distribution
             for guide, judge in zip(self.guides, judges, strict=True):
                 tokens = distribution.topk(min(guide.top, distribution.shape[1])).indices
@@ -92,7 +95,7 @@ class Guidance:
             going = alive & ~torch.isin(token, policy.ends)
             if not bool(going.any()) or position + 1 == most:
                 break
-            text = text.advance(token, alive)
+            policy_state = policy_state.advance(token, alive)
             # Judges read the text in caches of their own, under the weights of their networks.
             for place, guide in enumerate(self.guides):
                 with guide.network():
