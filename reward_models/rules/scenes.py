@@ -22,6 +22,7 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from mmgrpo.scoring import once
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.toy.scenes import BACKGROUND, COLOURS, PLACES, RELATIONS, SHAPES, SIZE, WORDS, Scene, mask
 from mmgrpo.types import Image, Output, Prompt
@@ -262,16 +263,24 @@ def _score(
     prompts: Sequence[Prompt], outputs: Sequence[Output], check: Callable[[Scene, Sequence[Detection]], float]
 ) -> list[float]:
     values = []
-    for prompt, pixels in zip(prompts, _images(prompts, outputs), strict=True):
+    for prompt, detections in zip(prompts, _detections(prompts, outputs), strict=True):
         if not isinstance(prompt.answer, Mapping) or "things" not in prompt.answer:
             raise ValueError(
                 f"prompt '{prompt.text}' has no scene as its answer; make such prompts with "
                 "mmgrpo.toy.scenes.prompt(mmgrpo.toy.scenes.parse(text)) or read assets/scenes/*.jsonl"
             )
         scene = Scene.from_json(prompt.answer)
-        finite = np.isfinite(pixels).all()
-        values.append(float(check(scene, see_once(pixels))) if finite else math.nan)
+        values.append(math.nan if detections is None else float(check(scene, detections)))
     return values
+
+
+def _detections(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> Sequence[Sequence[Detection] | None]:
+    """The objects of every image, None for one that is not finite; once for all rewards of a batch."""
+
+    def compute() -> list[Sequence[Detection] | None]:
+        return [see_once(pixels) if np.isfinite(pixels).all() else None for pixels in _images(prompts, outputs)]
+
+    return once("objects of scenes", outputs, compute)
 
 
 def see_once(pixels: Float[np.ndarray, "size size 3"]) -> Sequence[Detection]:

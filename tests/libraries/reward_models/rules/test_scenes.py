@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from mmgrpo.scoring import sharing
 from mmgrpo.toy.scenes import COLOURS, SHAPES, WORDS, parse
 from mmgrpo.types import Image, Prompt
+from reward_models.rules import scenes
 from reward_models.rules.scenes import (
     Detection,
     _components,
@@ -46,6 +48,17 @@ def square(top: int = 10, left: int = 10, paint: np.ndarray = RED) -> np.ndarray
 def test_a_prompt_without_a_scene_is_an_error(answer):
     with pytest.raises(ValueError, match="'a'"):
         scene_score([Prompt("a", "0", answer)], [Image(torch.ones(3, 32, 32))])
+
+
+def test_several_rewards_read_the_images_of_a_batch_once(monkeypatch):
+    reads, (red, blue) = [], (torch.from_numpy(square(paint=paint)).permute(2, 0, 1) for paint in (RED, BLUE))
+    monkeypatch.setattr(scenes, "see_once", lambda pixels: reads.append(pixels) or see(pixels))
+    prompt = Prompt("", "0", parse("a red square").to_json())
+    outputs = [Image(red), Image(blue), Image(red * math.nan)]
+    with sharing():
+        values = [reward([prompt] * 3, outputs) for reward in (scenes.scene_colour, scenes.scene_shape)]
+    assert len(reads) == 2
+    assert values == [[1, 0, pytest.approx(math.nan, nan_ok=True)], [1, 1, pytest.approx(math.nan, nan_ok=True)]]
 
 
 def components(on: np.ndarray) -> np.ndarray:
