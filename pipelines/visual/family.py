@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -91,7 +92,7 @@ def visual_family(
     tokenizers, ``sides_of`` of a network. A variant that is conditioned on an image shares them with its parent, where
     ``load`` goes by the class of the ``options``. The others are those of ``Family``; ``in_step`` holds whatever images
     the prompts have, of which there are ``several_images``; ``planned``: there is a plan by which processes divide its
-    tokens."""
+    tokens, ``sequence_plan`` of the module or that of diffusers."""
     clips = "frames" in {one.name for one in fields(options)}
     check_rows = partial(readable, name, module, image_input, several_images, guidance)
     return Family(
@@ -125,18 +126,18 @@ def visual_family(
         image_input=image_input,
         blocks=blocks,
         in_step=in_step,
-        divide=divide if planned else None,
+        divide=partial(divide, module) if planned else None,
         engines=DENOISER,
         elsewhere=partial(elsewhere, name, process),
         library=partial(library, name, module, architectures, guidance, process),
     )
 
 
-def divide(network: nn.Module, mesh: DeviceMesh) -> None:
-    """By the plan of the network's class."""
-    from pipelines.visual.sequences import divide_by_plan
+def divide(module: str, network: nn.Module, mesh: DeviceMesh) -> None:
+    """By the plan of the family, or that of diffusers."""
+    from pipelines.visual.sequences import divide_by_plan, plan_of_diffusers
 
-    divide_by_plan(network, mesh)
+    divide_by_plan(network, mesh, getattr(importlib.import_module(module), "sequence_plan", plan_of_diffusers))
 
 
 def elsewhere(name: str, process: Process) -> Elsewhere:

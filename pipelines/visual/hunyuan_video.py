@@ -28,10 +28,12 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import mute_summary_warnings, refuse_cut
 from pipelines.pretrained import locate, read_network, read_part, read_pipeline
+from pipelines.sequences import Line
 from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model
 from pipelines.visual.options import HunyuanVideoOptions, SkyreelsOptions
+from pipelines.visual.sequences import DivisiblePatches, Filled, SequencePlan, Whole
 from pipelines.visual.sizes import Sides, latent_frames, latent_size
 
 __all__ = ["LORA_TARGETS", "load"]
@@ -281,3 +283,18 @@ def model_of(
     return flow_model(
         network, pipeline.scheduler, training, LORA_TARGETS, sized, size, options.true_cfg_scale, options.fps or FPS
     )
+
+
+def sequence_plan(network: Any, line: Line) -> SequencePlan:
+    """How processes divide the tokens of a clip and its words, which are first refined together."""
+    from diffusers.models._modeling_parallel import ContextParallelInput, ContextParallelOutput
+
+    mask = ContextParallelInput(split_dim=1, expected_dims=2)
+    made = ContextParallelInput(split_dim=1, expected_dims=3, split_output=True)
+    angles = ContextParallelInput(split_dim=0, expected_dims=2, split_output=True)
+    splits = {"": {"encoder_attention_mask": mask}, "x_embedder": {0: made}, "context_embedder": {0: made}}
+    splits |= {"rope": {0: angles, 1: angles}, "proj_out": ContextParallelOutput(1, expected_dims=3)}
+    patch = network.config.patch_size_t, network.config.patch_size, network.config.patch_size
+    checks = DivisiblePatches(patch, line.count), Filled(line.count, "encoder_attention_mask")
+    hooks = [*(("", check) for check in checks), ("context_embedder", Whole(2, line))]
+    return SequencePlan(splits, "context_embedder.*", hooks)

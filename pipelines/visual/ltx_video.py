@@ -25,11 +25,13 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
+from pipelines.sequences import Line
 from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model, shifted_spacing
 from pipelines.visual.options import LtxImageOptions, LtxVideoOptions
 from pipelines.visual.pipeline import Pipeline, as_tokens
+from pipelines.visual.sequences import SequencePlan
 from pipelines.visual.sizes import Sides, latent_frames, latent_size
 
 __all__ = ["LORA_TARGETS", "load"]
@@ -230,6 +232,19 @@ def load(options: LtxVideoOptions, training: Training = PLAIN) -> FlowModel:
 
     size = (options.height, options.width, options.frames)
     return flow_model(network, pipeline.scheduler, training, LORA_TARGETS, sized, size, options.guidance, fps)
+
+
+def sequence_plan(network: Any, line: Line) -> SequencePlan:
+    """How processes divide the tokens of a clip.
+
+    diffusers divides the words too, but an attention to fewer or more tokens than it is of has no gradient there. Every
+    process has all words here, and a level for each of its tokens where they differ.
+    """
+    from diffusers.models._modeling_parallel import ContextParallelInput
+
+    levels = ContextParallelInput(split_dim=1, expected_dims=2)
+    root = {"hidden_states": network._cp_plan[""]["hidden_states"], "timestep": levels}
+    return SequencePlan({**network._cp_plan, "": root}, undivided="*.attn2")
 
 
 PIPELINE = Pipeline(noise=as_tokens)

@@ -26,6 +26,7 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import pad_states, refuse_cut
 from pipelines.pretrained import architecture, locate, read_json, read_network, read_part, read_pipeline
+from pipelines.sequences import Line
 from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual.conditioning_image import by_size, conditioning_image
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model, shifted_spacing
@@ -33,6 +34,7 @@ from pipelines.visual.flux import LORA_TARGETS, pack, unpack
 from pipelines.visual.options import QwenImageEditOptions, QwenImageOptions
 from pipelines.visual.pipeline import Pipeline
 from pipelines.visual.qwen_image_tiny import tiny
+from pipelines.visual.sequences import Filled, SequencePlan
 from pipelines.visual.sizes import Sides, latent_size
 
 __all__ = ["LORA_TARGETS", "QwenImage", "load", "tiny"]
@@ -271,6 +273,11 @@ def check_text_tokens(tokens: int, most: int) -> None:
     """ValueError for more tokens than a model reads."""
     if tokens > most:
         raise ValueError(f"max_sequence_length: got {tokens}, expected at most {most}, which the model reads")
+
+
+def sequence_plan(network: Any, line: Line) -> SequencePlan:
+    """How processes divide the tokens of an image and its words, which are as many as the longest prompt has."""
+    return SequencePlan(network._cp_plan, hooks=[("", Filled(line.count, "encoder_hidden_states_mask"))])
 
 
 def edit_processor(name: str = "Qwen2VLProcessor") -> Any:

@@ -24,6 +24,7 @@ from mmgrpo.types import Image, Prompt
 from pipelines import require
 from pipelines.conditions import mute_summary_warnings, refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline, read_scheduler
+from pipelines.sequences import Line
 from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual.conditioning_image import conditioning_image, given_output
 from pipelines.visual.enlarger import Enlarger
@@ -38,6 +39,7 @@ from pipelines.visual.flow import (
 )
 from pipelines.visual.options import EditOptions, FlowOptions
 from pipelines.visual.sd3_tiny import tiny, tiny_words
+from pipelines.visual.sequences import Counted, SequencePlan
 from pipelines.visual.sizes import Sides, latent_size
 from pipelines.visual.small import SmallModel, is_small, read_words
 
@@ -244,3 +246,14 @@ def load_edit(options: EditOptions, training: Training) -> FlowModel:
 
     size = (options.height, options.width, 0)
     return flow_model(network, scheduler, training, LORA_TARGETS, sized, size, options.guidance)
+
+
+def sequence_plan(network: Any, line: Line) -> SequencePlan:
+    """How processes divide the tokens of an image and its words, which have no mask, and are 77 + 256 of the published
+    checkpoints."""
+    from diffusers.models._modeling_parallel import ContextParallelInput, ContextParallelOutput
+
+    tokens = ContextParallelInput(split_dim=1, expected_dims=3)
+    first = {"hidden_states": tokens, "encoder_hidden_states": tokens}
+    splits = {"transformer_blocks.0": first, "proj_out": ContextParallelOutput(1, expected_dims=3)}
+    return SequencePlan(splits, hooks=[("", Counted(line.count))])

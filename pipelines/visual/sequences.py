@@ -1,5 +1,5 @@
-"""The tokens of a sample divided among processes, by a plan for each class of network: that of diffusers (``_cp_plan``)
-or, where it has none, one of ours in the same terms.
+"""The tokens of a sample divided among processes, by a plan: that of diffusers for the network (``_cp_plan``) or, where
+it has none or divides too much, that of the family's file (``sequence_plan``) in the same terms.
 
 Between attentions a process computes its part of the tokens. Before an attention it gives all but its heads away and
 gets the tokens of the others, and afterwards the reverse (DeepSpeed-Ulysses, arXiv:2309.14509). What a plan gathers at
@@ -29,9 +29,9 @@ from torch.overrides import TorchFunctionMode
 from pipelines.sequences import Line, all_tokens, own_tokens
 
 
-def divide_by_plan(network: nn.Module, mesh: DeviceMesh) -> None:
+def divide_by_plan(network: nn.Module, mesh: DeviceMesh, plan_of: Callable[[Any, Line], SequencePlan]) -> None:
     """Let the processes of a line of the mesh (``ulysses``) divide the tokens of every network of diffusers in
-    ``network``. ValueError for heads that they cannot share."""
+    ``network``, each by its plan. ValueError for heads that they cannot share."""
     from diffusers import ContextParallelConfig, ModelMixin
     from diffusers.hooks.context_parallel import apply_context_parallel
     from diffusers.models._modeling_parallel import ParallelConfig
@@ -40,7 +40,7 @@ def divide_by_plan(network: nn.Module, mesh: DeviceMesh) -> None:
 
     lines = mesh["ulysses"]
     line = Line(lines.get_group(), lines.size(), lines.get_local_rank())
-    for part in [one for one in network.modules() if isinstance(one, ModelMixin)]:
+    for part in [module for module in network.modules() if isinstance(module, ModelMixin)]:
         heads = part.config["n_heads" if "n_heads" in part.config else "num_attention_heads"]
         if heads % line.count:
             raise ValueError(
@@ -51,68 +51,39 @@ def divide_by_plan(network: nn.Module, mesh: DeviceMesh) -> None:
         config = ParallelConfig(context_parallel_config=context)
         place = torch.distributed.get_rank(), torch.distributed.get_world_size()
         config.setup(*place, torch.device(mesh.device_type), mesh=mesh)
-        found = particulars(part, line)
+        plan = plan_of(part, line)
         for name, module in part.named_modules():
-            if not isinstance(module, Attention | AttentionModuleMixin) or fnmatchcase(name, found.kept):
+            if not isinstance(module, Attention | AttentionModuleMixin) or fnmatchcase(name, plan.undivided):
                 continue
             if isinstance(module.processor, JointAttnProcessor2_0):
                 module.processor = Exchanging(module.processor, line)  # type: ignore[assignment]
             else:
                 module.processor._parallel_config = config  # type: ignore[union-attr]
-        for name, hook in found.hooks:
+        for name, hook in plan.hooks:
             part.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
-        for name, split in found.plan.items():
+        for name, split in plan.splits.items():
             if isinstance(split, dict) and "*" not in name:
-                axes = {key: one.split_dim for key, one in split.items() if not one.split_output}
+                axes = {key: given.split_dim for key, given in split.items() if not given.split_output}
                 part.get_submodule(name).register_forward_pre_hook(Divisible(axes, line.count), with_kwargs=True)
         logging.getLogger(apply_context_parallel.__module__).setLevel(logging.ERROR)  # what is whole on purpose
-        apply_context_parallel(part, context, dict(found.plan))
+        apply_context_parallel(part, context, dict(plan.splits))
 
 
 @dataclass(frozen=True)
-class Particulars:
-    """How the tokens of a class of networks are divided."""
+class SequencePlan:
+    """How the tokens of a network are divided."""
 
-    plan: Mapping[str, Any]
-    kept: str = ""
+    splits: Mapping[str, Any]
+    """Names of modules to which of their inputs are divided, or of their outputs gathered, as in diffusers."""
+    undivided: str = ""
     """The names of attentions that are left as they are, as a pattern."""
     hooks: Sequence[tuple[str, Callable[..., Any]]] = ()
     """Modules and what checks or changes the inputs of their calls before they are divided."""
 
 
-def particulars(network: Any, line: Line) -> Particulars:
-    """Those of the class of a network."""
-    from diffusers.models._modeling_parallel import ContextParallelInput, ContextParallelOutput
-
-    tokens, together = ContextParallelInput(split_dim=1, expected_dims=3), line.count
-    made = ContextParallelInput(split_dim=1, expected_dims=3, split_output=True)
-    mask, whole = ContextParallelInput(split_dim=1, expected_dims=2), ContextParallelOutput(1, expected_dims=3)
-    match type(network).__name__:
-        case "LTXVideoTransformer3DModel":
-            # diffusers divides the words too, but an attention to fewer or more tokens than it is of has no gradient
-            # there. Every process has all words here, and a level for each of its tokens where they differ.
-            plan = network._cp_plan
-            root = {"hidden_states": plan[""]["hidden_states"], "timestep": mask}
-            return Particulars({**plan, "": root}, kept="*.attn2")
-        case "QwenImageTransformer2DModel":  # whose words are as many as the longest prompt has
-            return Particulars(network._cp_plan, hooks=[("", Filled(together, "encoder_hidden_states_mask"))])
-        case "SD3Transformer2DModel":  # whose words have no mask, and are 77 + 256 of the published checkpoints
-            plan = {"hidden_states": tokens, "encoder_hidden_states": tokens}
-            return Particulars({"transformer_blocks.0": plan, "proj_out": whole}, hooks=[("", Counted(together))])
-        case "ZImageTransformer2DModel":  # whose first layers, two of images and two of words, are not divided
-            *_, last = (name for name, _ in network.all_final_layer.named_children())
-            plan = {"layers.0": {"x": tokens}, "layers.*": {"attn_mask": mask, "freqs_cis": tokens}}
-            return Particulars({**plan, f"all_final_layer.{last}": whole}, kept="*_refiner.*")
-        case "HunyuanVideoTransformer3DModel":  # whose words are first refined together
-            angles = ContextParallelInput(split_dim=0, expected_dims=2, split_output=True)
-            root = {"encoder_attention_mask": mask}
-            plan = {"": root, "x_embedder": {0: made}, "context_embedder": {0: made}, "rope": {0: angles, 1: angles}}
-            patches = DivisiblePatches((network.config.patch_size_t, *[network.config.patch_size] * 2), together)
-            filled = Filled(together, "encoder_attention_mask")
-            hooks = [("", patches), ("", filled), ("context_embedder", Whole(2, line))]
-            return Particulars({**plan, "proj_out": whole}, "context_embedder.*", hooks)
-        case _:
-            return Particulars(network._cp_plan)
+def plan_of_diffusers(network: Any, line: Line) -> SequencePlan:
+    """That of the class of a network."""
+    return SequencePlan(network._cp_plan)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import pad_states, refuse_cut
 from pipelines.pretrained import locate, read_network, read_pipeline
+from pipelines.sequences import Line
 from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual.flow import (
     TRANSFORMER,
@@ -31,6 +32,7 @@ from pipelines.visual.flow import (
 )
 from pipelines.visual.options import ZImageOptions
 from pipelines.visual.pipeline import Call, Pipeline
+from pipelines.visual.sequences import SequencePlan
 from pipelines.visual.sizes import Sides, latent_size
 
 LORA_TARGETS = tuple(f"attention.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0"))
@@ -145,6 +147,18 @@ def load(options: ZImageOptions, training: Training = PLAIN) -> FlowModel:
 
     size = (options.height, options.width, 0)
     return flow_model(network, pipeline.scheduler, training, LORA_TARGETS, sized, size, options.guidance)
+
+
+def sequence_plan(network: Any, line: Line) -> SequencePlan:
+    """How processes divide the tokens of an image and its words; the first layers, two of images and two of words, are
+    not divided."""
+    from diffusers.models._modeling_parallel import ContextParallelInput, ContextParallelOutput
+
+    tokens, mask = (ContextParallelInput(split_dim=1, expected_dims=dims) for dims in (3, 2))
+    *_, last = (name for name, _ in network.all_final_layer.named_children())
+    layers = {"layers.0": {"x": tokens}, "layers.*": {"attn_mask": mask, "freqs_cis": tokens}}
+    end = {f"all_final_layer.{last}": ContextParallelOutput(1, expected_dims=3)}
+    return SequencePlan(layers | end, undivided="*_refiner.*")
 
 
 def scaled(pipeline: Any, call: Call) -> Mapping[str, Any]:
