@@ -58,7 +58,7 @@ MASKING = {"cosine": lambda ratio: torch.cos(ratio * math.pi / 2), "linear": lam
 """The share of masks that is left when a share of the passes is done, by the scheduler's ``masking_schedule``."""
 
 
-def revealed(places: int, passes: int, schedule: str = "cosine") -> list[int]:
+def reveal_counts(places: int, passes: int, schedule: str = "cosine") -> list[int]:
     """How many of ``places`` each of ``passes`` reveals, all together: ``AmusedScheduler``'s numbers, in its precision.
 
     Of 64 and 6 by the cosine: 3, 6, 10, 14, 15, 16.
@@ -183,7 +183,7 @@ class Amused:
                 f"steps: got {self.passes}, expected at most {places}, the codes of an image, since each reveals one "
                 "or more"
             )
-        counts = torch.tensor(revealed(places, self.passes, self.schedule))
+        counts = torch.tensor(reveal_counts(places, self.passes, self.schedule))
         self.numbers = torch.arange(self.passes).repeat_interleave(counts)
 
     @property

@@ -70,7 +70,7 @@ def write_clips(folder: Path, sets: Mapping[str, Shown], samples: int, columns: 
 def _write_grids(stem: Path, clips: Sequence[Output], texts: Sequence[str], columns: int) -> None:
     few = columns * ROWS
     write_bytes(stem.with_suffix(".webp"), animation(clips[:few], texts[:few], columns))
-    strips = [strip([enlarged(frame, STILL) for frame in frames_of(clip)]) for clip in clips]
+    strips = [strip([enlarge(frame, STILL) for frame in frames_of(clip)]) for clip in clips]
     write_bytes(stem.with_suffix(".png"), png(sample_grid(strips, texts, columns, tile=max(s.width for s in strips))))
 
 
@@ -81,7 +81,7 @@ def frames_of(clip: Output) -> list[Pil.Image]:
     return [to_pil(Image(frame)) for frame in clip.frames]
 
 
-def enlarged(frame: Pil.Image, height: int) -> Pil.Image:
+def enlarge(frame: Pil.Image, height: int) -> Pil.Image:
     """A small frame with every pixel repeated, to at most ``height`` pixels."""
     factor = max(1, height // frame.height)
     return frame.resize((factor * frame.width, factor * frame.height), 0)  # nearest pixel
@@ -122,7 +122,7 @@ def mp4(clip: Output) -> bytes:
     Small clips are enlarged by a whole factor; a last row or column is repeated where a side is odd, which H.264 needs
     even.
     """
-    pixels = [even(np.asarray(enlarged(frame, WATCHABLE))) for frame in frames_of(clip)]
+    pixels = [even(np.asarray(enlarge(frame, WATCHABLE))) for frame in frames_of(clip)]
     assert isinstance(clip, Video)
     rate = Fraction(clip.fps).limit_denominator()
     return h264(pixels, rate, "libx264", "yuv420p", {"crf": "18"}, clip.sound)

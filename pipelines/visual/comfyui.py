@@ -41,7 +41,7 @@ def whole(*names: tuple[str, str]) -> Table:
     return [(pattern, target, None) for pattern, target in names]
 
 
-def fused(pattern: str, target: str, heights: Sequence[int] = (1, 1, 1)) -> Table:
+def qkv_table(pattern: str, target: str, heights: Sequence[int] = (1, 1, 1)) -> Table:
     """Queries, keys and values, which the authors have in one matrix; ``@`` in the pattern stands for q, k or v."""
     return [(pattern.replace("@", letter), target, (number, heights)) for number, letter in enumerate("qkv")]
 
@@ -52,7 +52,7 @@ def layout(pairs: Pairs, targets: Targets) -> dict[str, Pair]:
     Adapters of n matrices that are one there become one whose rank is the sum of theirs:
     A = [A_1; ...; A_n] and B = diag(B_1, ..., B_n), with rows of zeros for what is not adapted.
     """
-    found: dict[str, Pair] = {}
+    adapters: dict[str, Pair] = {}
     parts: dict[str, list[tuple[Part, Pair]]] = {}
     for name, pair in pairs.items():
         if name not in targets:
@@ -62,7 +62,7 @@ def layout(pairs: Pairs, targets: Targets) -> dict[str, Pair]:
             )
         target, part = targets[name]
         if part is None:
-            found[target] = pair
+            adapters[target] = pair
         else:
             parts.setdefault(target, []).append((part, pair))
     for target, several in parts.items():
@@ -71,15 +71,15 @@ def layout(pairs: Pairs, targets: Targets) -> dict[str, Pair]:
         unit = len(first) // heights[number]
         up = first.new_zeros(unit * sum(heights), sum(len(down) for _, (down, _) in several))
         column = 0
-        for (number, _), (down, own) in several:
+        for (number, _), (down, part_up) in several:
             row = unit * sum(heights[:number])
-            up[row : row + len(own), column : column + len(down)] = own
+            up[row : row + len(part_up), column : column + len(down)] = part_up
             column += len(down)
-        found[target] = torch.cat([down for _, (down, _) in several]), up
-    return found
+        adapters[target] = torch.cat([down for _, (down, _) in several]), up
+    return adapters
 
 
-def unchanged(names: Iterable[str]) -> Targets:
+def keep_names(names: Iterable[str]) -> Targets:
     """Modules that the authors call as diffusers does."""
     return {name: (name, None) for name in names}
 
@@ -88,7 +88,7 @@ def unchanged(names: Iterable[str]) -> Targets:
 class Layout:
     """The names of a family's modules in files of adapters that ComfyUI and kohya read."""
 
-    targets: Callable[[Iterable[str]], Targets] = unchanged
+    targets: Callable[[Iterable[str]], Targets] = keep_names
     dotted: bool = False
     """ComfyUI's ``diffusion_model.`` in place of kohya's ``lora_unet_``: models of which kohya's scripts know no
     adapters, or have other names."""
@@ -112,13 +112,13 @@ def by_table(table: Table) -> Callable[[Iterable[str]], Targets]:
     """Names by the first pattern of a table that matches."""
 
     def targets(names: Iterable[str]) -> Targets:
-        found = {name: renamed(name, table) for name in names}
-        return {name: target for name, target in found.items() if target is not None}
+        matches = {name: find_name(name, table) for name in names}
+        return {name: target for name, target in matches.items() if target is not None}
 
     return targets
 
 
-def renamed(name: str, table: Table) -> tuple[str, Part | None] | None:
+def find_name(name: str, table: Table) -> tuple[str, Part | None] | None:
     """The authors' name of a module and its part there; None where no pattern matches."""
     for pattern, target, part in table:
         if match := re.fullmatch(pattern, name):
@@ -153,7 +153,7 @@ def sdxl(names: Iterable[str]) -> Targets:
     for name in names:
         if match := re.match(r"(down|up)_blocks\.\d+\.(?:attentions|resnets)\.(\d+)", name):
             layers = max(layers, int(match[2]) + (match[1] == "down"))
-    found: dict[str, str | None] = {}
+    authors: dict[str, str | None] = {}
     for name in names:
         if match := re.fullmatch(r"(down|up)_blocks\.(\d+)\.(\w+)\.(\d+)\.(.+)", name):
             down, first = match[1] == "down", (layers + 1) * int(match[2])
@@ -162,28 +162,28 @@ def sdxl(names: Iterable[str]) -> Targets:
                 place, inner = layers, "0.op" if down else "2.conv"
             else:
                 inner = _inner(match[5], 1 if kind == "attentions" else 0, kind == "attentions")
-            found[name] = inner and f"{'input' if down else 'output'}_blocks.{first + place + down}.{inner}"
+            authors[name] = inner and f"{'input' if down else 'output'}_blocks.{first + place + down}.{inner}"
         elif match := re.fullmatch(r"mid_block\.(attentions|resnets)\.(\d+)\.(.+)", name):
             attention = match[1] == "attentions"
             inner = _inner(match[3], 1 if attention else 2 * int(match[2]), attention)
-            found[name] = inner and f"middle_block.{inner}"
-        elif target := renamed(name, OUTSIDE):
-            found[name] = target[0]
-    return {name: (target, None) for name, target in found.items() if target}
+            authors[name] = inner and f"middle_block.{inner}"
+        elif target := find_name(name, OUTSIDE):
+            authors[name] = target[0]
+    return {name: (target, None) for name, target in authors.items() if target}
 
 
 def _inner(name: str, number: int, attention: bool) -> str | None:
     """A module within an attention, which is called the same, or within a residual block."""
-    target = (name, None) if attention else renamed(name, RESNET)
+    target = (name, None) if attention else find_name(name, RESNET)
     return target and f"{number}.{target[0]}"
 
 
 BLOCK, SINGLE = r"transformer_blocks\.(\d+)\.", r"single_transformer_blocks\.(\d+)\."
 
 STABLE_DIFFUSION_3 = [
-    *fused(BLOCK + r"attn\.to_@", r"joint_blocks.\1.x_block.attn.qkv"),
-    *fused(BLOCK + r"attn\.add_@_proj", r"joint_blocks.\1.context_block.attn.qkv"),
-    *fused(BLOCK + r"attn2\.to_@", r"joint_blocks.\1.x_block.attn2.qkv"),
+    *qkv_table(BLOCK + r"attn\.to_@", r"joint_blocks.\1.x_block.attn.qkv"),
+    *qkv_table(BLOCK + r"attn\.add_@_proj", r"joint_blocks.\1.context_block.attn.qkv"),
+    *qkv_table(BLOCK + r"attn2\.to_@", r"joint_blocks.\1.x_block.attn2.qkv"),
     *whole(
         (BLOCK + r"attn\.to_out\.0", r"joint_blocks.\1.x_block.attn.proj"),
         (BLOCK + r"attn\.to_add_out", r"joint_blocks.\1.context_block.attn.proj"),
@@ -205,8 +205,8 @@ STABLE_DIFFUSION_3 = [
 """``norm1_context`` of the last block and ``norm_out`` have scale and shift in the other order, and no name here."""
 
 DOUBLE_STREAM = [
-    *fused(BLOCK + r"attn\.to_@", r"double_blocks.\1.img_attn.qkv"),
-    *fused(BLOCK + r"attn\.add_@_proj", r"double_blocks.\1.txt_attn.qkv"),
+    *qkv_table(BLOCK + r"attn\.to_@", r"double_blocks.\1.img_attn.qkv"),
+    *qkv_table(BLOCK + r"attn\.add_@_proj", r"double_blocks.\1.txt_attn.qkv"),
     *whole(
         (BLOCK + r"attn\.to_out\.0", r"double_blocks.\1.img_attn.proj"),
         (BLOCK + r"attn\.to_add_out", r"double_blocks.\1.txt_attn.proj"),
@@ -223,7 +223,7 @@ DOUBLE_STREAM = [
 """Blocks with two streams of FLUX.1, FLUX.2 and HunyuanVideo."""
 
 SINGLE_STREAM = [
-    *fused(SINGLE + r"attn\.to_@", r"single_blocks.\1.linear1", (1, 1, 1, 4)),
+    *qkv_table(SINGLE + r"attn\.to_@", r"single_blocks.\1.linear1", (1, 1, 1, 4)),
     (SINGLE + r"proj_mlp", r"single_blocks.\1.linear1", (3, (1, 1, 1, 4))),
     *whole(
         (SINGLE + r"proj_out", r"single_blocks.\1.linear2"),
@@ -259,7 +259,7 @@ FLUX2 = [
 
 REFINER = r"context_embedder\.token_refiner\.refiner_blocks\.(\d+)\."
 HUNYUAN_VIDEO = [
-    *fused(REFINER + r"attn\.to_@", r"txt_in.individual_token_refiner.blocks.\1.self_attn.qkv"),
+    *qkv_table(REFINER + r"attn\.to_@", r"txt_in.individual_token_refiner.blocks.\1.self_attn.qkv"),
     *whole(
         (REFINER + r"attn\.to_out\.0", r"txt_in.individual_token_refiner.blocks.\1.self_attn.proj"),
         (REFINER + r"ff\.net\.0\.proj", r"txt_in.individual_token_refiner.blocks.\1.mlp.0"),

@@ -52,12 +52,12 @@ def first_frame(prompt: Prompt, family: str, size: Sequence[int]) -> Pil.Image:
     """The image of a prompt as the first frame of clips of ``size`` (height, width): what is in their proportions at
     its centre, as ``given_output`` crops, in the image's own resolution. Errors are those of ``conditioning_image``."""
     image = conditioning_image(prompt, family)
-    height, width = covered(image.size[::-1], size)
+    height, width = crop_size(image.size[::-1], size)
     left, top = (image.width - width) // 2, (image.height - height) // 2
     return image.crop((left, top, left + width, top + height))
 
 
-def covered(image: Sequence[int], size: Sequence[int]) -> tuple[int, int]:
+def crop_size(image: Sequence[int], size: Sequence[int]) -> tuple[int, int]:
     """Height and width of the largest part of an image that has the proportions of ``size``."""
     scale = min(image[0] / size[0], image[1] / size[1])
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
@@ -72,7 +72,7 @@ def warn_of_cropped(prompts: Sequence[Prompt], size: Sequence[int]) -> None:
     cut = []
     for prompt in prompts:
         height, width = size_of(prompt.media[0].source)  # type: ignore[arg-type]
-        if math.prod(covered((height, width), size)) < (1 - CROPPED) * height * width:
+        if math.prod(crop_size((height, width), size)) < (1 - CROPPED) * height * width:
             cut.append((prompt.id, width, height))
     if cut:
         name, width, height = cut[0]
@@ -92,14 +92,14 @@ def given_output(medium: Media, like: Image | Video, whole: bool = False) -> Ima
     """
     if isinstance(like, Image):
         image = medium.source if isinstance(medium.source, Image) else decode_image(str(medium.source))
-        return Image(_covering(image.pixels[None], like.pixels.shape[-2:])[0])
+        return Image(_cover(image.pixels[None], like.pixels.shape[-2:])[0])
     choose = partial(nearest_frames, medium, like, whole)
     if isinstance(medium.source, Video):
         source = medium.source
         frames = source.frames[choose([index / source.fps for index in range(len(source.frames))], source.fps)]
     else:
-        frames = _decoded(medium, choose).float() / 255
-    return Video(_covering(frames, like.frames.shape[-2:]), like.fps)
+        frames = _decode(medium, choose).float() / 255
+    return Video(_cover(frames, like.frames.shape[-2:]), like.fps)
 
 
 def check_given(medium: Media, like: Image | Video, whole: bool = False) -> None:
@@ -109,7 +109,7 @@ def check_given(medium: Media, like: Image | Video, whole: bool = False) -> None
             source = medium.source
             nearest_frames(medium, like, whole, [index / source.fps for index in range(len(source.frames))], source.fps)
         else:
-            _decoded(medium, lambda times, fps: nearest_frames(medium, like, whole, times, fps)[:1])
+            _decode(medium, lambda times, fps: nearest_frames(medium, like, whole, times, fps)[:1])
 
 
 def nearest_frames(medium: Media, like: Video, whole: bool, times: Sequence[float], fps: float) -> list[int]:
@@ -130,7 +130,7 @@ def nearest_frames(medium: Media, like: Video, whole: bool, times: Sequence[floa
     return [min(pair, key=lambda index: abs(times[index] - time)) for pair, time in zip(pairs, wanted, strict=True)]
 
 
-def _decoded(medium: Media, choose: Callable[[Sequence[float], float], Sequence[int]]) -> UInt8[Tensor, "frames 3 h w"]:
+def _decode(medium: Media, choose: Callable[[Sequence[float], float], Sequence[int]]) -> UInt8[Tensor, "frames 3 h w"]:
     from pipelines.containers import decode_by_time
 
     if not isinstance(medium.source, str):
@@ -138,10 +138,10 @@ def _decoded(medium: Media, choose: Callable[[Sequence[float], float], Sequence[
     return decode_by_time(medium.source, choose).frames
 
 
-def _covering(pixels: Float[Tensor, "N 3 h w"], size: Sequence[int]) -> Float[Tensor, "N 3 H W"]:
+def _cover(pixels: Float[Tensor, "N 3 h w"], size: Sequence[int]) -> Float[Tensor, "N 3 H W"]:
     height, width = size
     scale = max(height / pixels.shape[-2], width / pixels.shape[-1])
-    scaled = [max(least, round(scale * one)) for least, one in zip(size, pixels.shape[-2:], strict=True)]
+    scaled = [max(least, round(scale * side)) for least, side in zip(size, pixels.shape[-2:], strict=True)]
     if scaled != list(pixels.shape[-2:]):
         pixels = nn.functional.interpolate(pixels, scaled, mode="bicubic", antialias=True).clamp(0, 1)
     top, left = (scaled[0] - height) // 2, (scaled[1] - width) // 2

@@ -93,7 +93,7 @@ def visual_family(
     ``load`` goes by the class of the ``options``. The others are those of ``Family``; ``in_step`` holds whatever images
     the prompts have, of which there are ``several_images``; ``planned``: there is a plan by which processes divide its
     tokens, ``sequence_plan`` of the module or that of diffusers."""
-    clips = "frames" in {one.name for one in fields(options)}
+    clips = "frames" in {f.name for f in fields(options)}
     check_rows = partial(readable, name, module, image_input, several_images, guidance)
     return Family(
         name,
@@ -178,7 +178,7 @@ def scales(config: Config, guidance: str) -> tuple[float, float, float]:
     return policy, sampling.rollout_guidance or policy, sampling.evaluation_guidance or policy
 
 
-def guided(config: Config, guidance: str) -> bool:
+def is_guided(config: Config, guidance: str) -> bool:
     """Whether anything is drawn or scored with classifier-free guidance."""
     return any(scale != 1 for scale in (*scales(config, guidance), config.sampling.reference_guidance or 1))
 
@@ -214,15 +214,15 @@ def load(
     from pipelines.visual.comfyui import WRITERS
 
     options, names = config.model, WRITERS[name].targets if name in WRITERS else None
-    own = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in COMMON}
+    settings = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in COMMON}
     model = load_model(config, device, training, weights, name, module, architectures, names)
     model.levels = config.sampling.grid
     model.negative_prompt = options.negative_prompt
-    model.limit_memory(options, identity=f"{locate(options.path)} {sorted(own.items())}")
+    model.limit_memory(options, identity=f"{locate(options.path)} {sorted(settings.items())}")
     if options.compile and training:
         compile_blocks(model.network, blocks)
     used = variants(model, config, guidance)
-    if guided(config, guidance):
+    if is_guided(config, guidance):
         check_negative_prompt(model)
     if options.forget_encoders:
         model.forget_encoders(prompts, [variant for variant in used if variant is not None])
@@ -311,7 +311,7 @@ def count_negative_prompts(config: Config, prompts: Sequence[Prompt], name: str,
     from pipelines.conditions import negative_of
 
     stated = sum(bool(negative_of(prompt).text) for prompt in prompts)
-    if stated and not guided(config, guidance):
+    if stated and not is_guided(config, guidance):
         warnings.warn(
             f"{name}: {stated} of {len(prompts)} rows have a negative_prompt, which has no effect with "
             f"model.{guidance}=1, which is no guidance",

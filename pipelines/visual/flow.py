@@ -245,9 +245,9 @@ class FlowModel:
         if shape == self.shape or not architecture.takes_images:  # what is read does not depend on the size
             other.encodings, other.negatives = self.encodings, self.negatives
         else:
-            for made, own in ((other.encodings, self.encodings), (other.negatives, self.negatives)):
-                made.folder, made.disk_bytes, made.kept = own.folder, own.disk_bytes, own.kept
-                made.identity = f"{own.identity} {shape}"
+            for made, source in ((other.encodings, self.encodings), (other.negatives, self.negatives)):
+                made.folder, made.disk_bytes, made.kept = source.folder, source.disk_bytes, source.kept
+                made.identity = f"{source.identity} {shape}"
         return other
 
     def limit_memory(self, options: MemoryOptions, identity: str) -> None:
@@ -357,7 +357,7 @@ class FlowModel:
         """Latents of given images or videos and the media themselves, in the size of samples: scaled to cover it and
         cropped at the centre; of a video the frames at the times of a sample's (``given_output``)."""
         outputs = [given_output(medium, self.sample_size, self.whole_clips) for medium in media]
-        pixels = torch.stack([one.frames if isinstance(one, Video) else one.pixels for one in outputs])
+        pixels = torch.stack([output.frames if isinstance(output, Video) else output.pixels for output in outputs])
         latents = []
         for batch in pixels.to(self.device).split(self.decode_batch_size):
             with self._autocast(torch.float32):

@@ -95,9 +95,11 @@ class Flux(Architecture):
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
         """The transformer's prediction for unpacked latents."""
-        return self.predicted(network, [x], time, *conditioning)
+        return self.predict_first(network, [x], time, *conditioning)
 
-    def predicted(self, network: Any, images: Sequence[Tensor], time: Tensor, hidden: Tensor, pooled: Tensor) -> Tensor:
+    def predict_first(
+        self, network: Any, images: Sequence[Tensor], time: Tensor, hidden: Tensor, pooled: Tensor
+    ) -> Tensor:
         """The prediction for the first of several images, the others of which are given and follow in the
         sequence; the number of an image is its first position."""
         x, (height, width) = images[0], self.size
@@ -125,8 +127,8 @@ class Flux(Architecture):
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
         """Evenly spaced levels from 1 to 1 / steps, shifted according to the number of image tokens."""
         shifted = shifted_spacing(scheduler, steps, self.size[0] * self.size[1] // 4)
-        own = scheduler.config.get("use_flow_sigmas")
-        return {"num_inference_steps": steps, "mu": shifted["mu"]} if own else shifted
+        flow_sigmas = scheduler.config.get("use_flow_sigmas")
+        return {"num_inference_steps": steps, "mu": shifted["mu"]} if flow_sigmas else shifted
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,9 @@ class Kontext(Flux):
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
         """Hidden states, pooled vector, packed latents of the given image, their rows and columns."""
         none = torch.zeros(0, 4 * self.pipeline.vae.config.latent_channels, device=self.device)
-        return *self.words(prompt), *optional_image(prompt, "flux_kontext", none, self.resized, self.tokens_of)
+        return *self.words(prompt), *optional_image(prompt, "flux_kontext", none, self.resize, self.tokens_of)
 
-    def resized(self, image: Any) -> Float[Tensor, "1 3 H W"]:
+    def resize(self, image: Any) -> Float[Tensor, "1 3 H W"]:
         """An image in the size in which the network reads it."""
         from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 
@@ -168,7 +170,7 @@ class Kontext(Flux):
             images = [x[rows]]
             if height:
                 images.append(unpack(given[rows, : height * width], 2 * height, 2 * width))
-            return self.predicted(network, images, time[rows], hidden[rows], pooled[rows])
+            return self.predict_first(network, images, time[rows], hidden[rows], pooled[rows])
 
         return by_size(sizes, x.device, predict)
 

@@ -23,13 +23,13 @@ from pipelines.training import PLAIN, Training
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.flux2_klein import (
     LORA_TARGETS,
-    encoded,
+    encode_prompt,
     latents_of,
     model_of,
     pixels_of,
-    predicted,
+    predict_velocity,
     sides_of,
-    spaced,
+    spacing,
 )
 from pipelines.visual.options import Flux2Options
 from pipelines.visual.pipeline import Pipeline
@@ -66,10 +66,10 @@ class Flux2(Architecture):
         check_words(self.pipeline, prompt, self.max_sequence_length)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        return encoded(self.pipeline, prompt, "flux2", self.device, self.max_sequence_length, self.given_size)
+        return encode_prompt(self.pipeline, prompt, "flux2", self.device, self.max_sequence_length, self.given_size)
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
-        return predicted(network, x, time, conditioning, self.guidance)
+        return predict_velocity(network, x, time, conditioning, self.guidance)
 
     def pixels(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
         return pixels_of(self.pipeline.vae, latents)
@@ -78,7 +78,7 @@ class Flux2(Architecture):
         return latents_of(self.pipeline.vae, 2 * pixels - 1)
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
-        return spaced(scheduler, self.size[0] * self.size[1], steps)
+        return spacing(scheduler, self.size[0] * self.size[1], steps)
 
 
 def words_of(source: str) -> Any:

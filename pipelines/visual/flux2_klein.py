@@ -79,7 +79,9 @@ class Klein(Architecture):
         check_words(self.pipeline, prompt, self.max_sequence_length)
 
     def encode(self, prompt: Prompt) -> tuple[Tensor, ...]:
-        return encoded(self.pipeline, prompt, "flux2_klein", self.device, self.max_sequence_length, self.given_size)
+        return encode_prompt(
+            self.pipeline, prompt, "flux2_klein", self.device, self.max_sequence_length, self.given_size
+        )
 
     def check_guidance(self, scale: float) -> None:
         """A distilled checkpoint takes none."""
@@ -87,7 +89,7 @@ class Klein(Architecture):
             raise ValueError(f"guidance: got {scale}, expected 1, since the checkpoint is distilled and takes none")
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
-        return predicted(network, x, time, conditioning)
+        return predict_velocity(network, x, time, conditioning)
 
     def pixels(self, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
         return pixels_of(self.pipeline.vae, latents)
@@ -96,21 +98,21 @@ class Klein(Architecture):
         return latents_of(self.pipeline.vae, 2 * pixels - 1)
 
     def spacing(self, scheduler: Any, steps: int) -> dict[str, Any]:
-        return spaced(scheduler, self.size[0] * self.size[1], steps)
+        return spacing(scheduler, self.size[0] * self.size[1], steps)
 
 
-def encoded(
+def encode_prompt(
     pipeline: Any, prompt: Prompt, family: str, device: torch.device, most: int, given_size: int
 ) -> tuple[Tensor, ...]:
     """Hidden states of ``most`` tokens of the text encoder; tokens of the given images, and the rows and columns of
     each."""
     hidden, _ = pipeline.encode_prompt(prompt.text, device=device, max_sequence_length=most)
     none = torch.zeros(0, pipeline.vae.bn.num_features, device=device)
-    read = partial(resized, pipeline, given_size=given_size)
+    read = partial(resize, pipeline, given_size=given_size)
     return hidden[0], *optional_images(prompt, family, none, read, partial(latents_of, pipeline.vae))
 
 
-def resized(pipeline: Any, image: Any, given_size: int) -> Float[Tensor, "1 3 H W"]:
+def resize(pipeline: Any, image: Any, given_size: int) -> Float[Tensor, "1 3 H W"]:
     """An image in the size in which the network reads it; ValueError for a strip, which the pipeline refuses."""
     processor, unit, (width, height) = pipeline.image_processor, 2 * pipeline.vae_scale_factor, image.size
     if max(width, height) > LONGEST * min(width, height):
@@ -123,7 +125,7 @@ def resized(pipeline: Any, image: Any, given_size: int) -> Float[Tensor, "1 3 H 
     return processor.preprocess(image, height, width, resize_mode="crop")
 
 
-def predicted(
+def predict_velocity(
     network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...], guidance: float | None = None
 ) -> Float[Tensor, "N c h w"]:
     """The transformer's prediction; rows with given images read them after their own tokens, the first at 10 on the
@@ -162,7 +164,7 @@ def latents_of(vae: Any, pixels: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N c
     return (pixel_unshuffle(encoded, 2) - mean) / deviation
 
 
-def denormalized(vae: Any, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N c/4 2*h 2*w"]:
+def denormalize(vae: Any, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N c/4 2*h 2*w"]:
     """The VAE's own latents."""
     mean, deviation = statistics(vae)
     return pixel_shuffle(latents.float() * deviation + mean, 2)
@@ -170,10 +172,10 @@ def denormalized(vae: Any, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "
 
 def pixels_of(vae: Any, latents: Float[Tensor, "N c h w"]) -> Float[Tensor, "N 3 H W"]:
     """Pixels in [0, 1], which the VAE may slightly exceed."""
-    return vae.decode(denormalized(vae, latents).to(vae.dtype)).sample.float() / 2 + 0.5
+    return vae.decode(denormalize(vae, latents).to(vae.dtype)).sample.float() / 2 + 0.5
 
 
-def spaced(scheduler: Any, tokens: int, steps: int) -> dict[str, Any]:
+def spacing(scheduler: Any, tokens: int, steps: int) -> dict[str, Any]:
     """Evenly spaced levels from 1 to 1 / steps, shifted according to the numbers of tokens and steps."""
     from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 

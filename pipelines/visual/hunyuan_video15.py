@@ -84,17 +84,17 @@ def chat(tokenizer: Any, text: str) -> str:
     from diffusers import HunyuanVideo15Pipeline
     from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import format_text_input
 
-    asked = inspect.signature(HunyuanVideo15Pipeline._get_mllm_prompt_embeds).parameters["system_message"].default
-    (messages,) = format_text_input([text], asked)
+    instruction = inspect.signature(HunyuanVideo15Pipeline._get_mllm_prompt_embeds).parameters["system_message"].default
+    (messages,) = format_text_input([text], instruction)
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
 
 
-def quoted(text: str) -> str:
+def quotation(text: str) -> str:
     """What ByT5 reads of a prompt; empty where nothing stands in quotation marks."""
     from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extract_glyph_texts
 
-    found: Any = extract_glyph_texts(text)  # diffusers' annotation is another type
-    return found or ""
+    quotes: Any = extract_glyph_texts(text)  # diffusers' annotation is another type
+    return quotes or ""
 
 
 def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
@@ -106,7 +106,7 @@ def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
     """Qwen2.5-VL must read the whole prompt, of at most ``most`` tokens, and ByT5 all that it quotes."""
     text = chat(pipeline.tokenizer, prompt.text)
     refuse_cut(prompt, pipeline.tokenizer, most + CUT, f"Qwen2.5-VL (with the {CUT} of its instruction)", text)
-    refuse_cut(prompt, pipeline.tokenizer_2, QUOTED, "ByT5 (of what is in quotation marks)", quoted(prompt.text), "")
+    refuse_cut(prompt, pipeline.tokenizer_2, QUOTED, "ByT5 (of what is in quotation marks)", quotation(prompt.text), "")
 
 
 def encode_words(pipeline: Any, prompt: Prompt, most: int, device: torch.device) -> tuple[Tensor, ...]:
@@ -129,8 +129,8 @@ def velocity(
     image: Float[Tensor, "N states d"],
 ) -> Float[Tensor, "N c f h w"]:
     """The transformer's prediction at time 1000 sigma, of latents with those that are given and their mask."""
-    hidden, real = shortened(words[0], words[1])
-    glyphs, written = shortened(words[2], words[3])
+    hidden, real = trim(words[0], words[1])
+    glyphs, written = trim(words[2], words[3])
     (predicted,) = network(
         hidden_states=x,
         timestep=time * 1000,
@@ -144,7 +144,7 @@ def velocity(
     return predicted
 
 
-def shortened(
+def trim(
     hidden: Float[Tensor, "N length d"], real: Bool[Tensor, "N length"]
 ) -> tuple[Float[Tensor, "N longest d"], Bool[Tensor, "N longest"]]:
     """Without what is real in no row."""
@@ -165,10 +165,10 @@ def refuse_guider(guider: Any, source: str) -> None:
 
 def refuse_template(tokenizer: Any, source: str) -> None:
     """ValueError for a tokenizer that reads the instruction as another number of tokens than the pipeline cuts off."""
-    ahead = chat(tokenizer, "\0").split("\0")[0]
-    if (found := len(tokenizer(ahead).input_ids)) != CUT:
+    before = chat(tokenizer, "\0").split("\0")[0]
+    if (ahead := len(tokenizer(before).input_ids)) != CUT:
         raise ValueError(
-            f"'{source}': tokenizer: reads the instruction before a prompt as {found} tokens, expected {CUT}, those of "
+            f"'{source}': tokenizer: reads the instruction before a prompt as {ahead} tokens, expected {CUT}, those of "
             f"Qwen2.5-VL; take the tokenizer of {EXAMPLE}"
         )
 
@@ -192,12 +192,12 @@ def load(options: HunyuanVideo15Options, training: Training = PLAIN) -> FlowMode
     freeze((pipeline.vae, pipeline.text_encoder, pipeline.text_encoder_2), training.device)
     architecture = HunyuanVideo15(pipeline, options.max_sequence_length, torch.device(training.device))
     wide, high = pipeline.default_aspect_ratio
-    own = pipeline.video_processor.calculate_default_height_width(high, wide, pipeline.target_size)
+    default = pipeline.video_processor.calculate_default_height_width(high, wide, pipeline.target_size)
 
     sides = sides_of(network.config, pipeline.vae_scale_factor_spatial)
 
     def sized(height: int, width: int, frames: int) -> tuple[HunyuanVideo15, tuple[int, ...]]:
-        size = latent_clip(pipeline, sides, frames, height, width, (FRAMES, *own))
+        size = latent_clip(pipeline, sides, frames, height, width, (FRAMES, *default))
         return architecture, (pipeline.num_channels_latents, *size)
 
     size = (options.height, options.width, options.frames)
@@ -206,10 +206,10 @@ def load(options: HunyuanVideo15Options, training: Training = PLAIN) -> FlowMode
     )
 
 
-def guided(pipeline: Any, call: Call) -> None:
+def set_guidance(pipeline: Any, call: Call) -> None:
     """The scale of guidance and the length of texts, which the pipeline of diffusers does not take as arguments."""
     pipeline.guider = pipeline.guider.new(guidance_scale=call.guidance)
     pipeline.tokenizer_max_length = call.options["max_sequence_length"]
 
 
-PIPELINE = Pipeline(prepare=guided)
+PIPELINE = Pipeline(prepare=set_guidance)

@@ -32,7 +32,7 @@ from pipelines.visual.conditioning_image import conditioning_images, first_frame
 from pipelines.visual.flow import is_euler
 from pipelines.visual.pipeline import Call, Pipeline
 
-__all__ = ["TOLERANCE", "Diffusers", "released"]
+__all__ = ["TOLERANCE", "Diffusers", "load_pipeline"]
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2}
 """Root mean square of the differences of pixels in [0, 1], by the precision of computation."""
@@ -50,7 +50,7 @@ class Diffusers:
     process: Process
 
     @property
-    def own(self) -> Pipeline:
+    def differences(self) -> Pipeline:
         """Where the family's pipeline differs from the others."""
         return vars(importlib.import_module(self.module)).get("PIPELINE", Pipeline())
 
@@ -64,10 +64,10 @@ class Diffusers:
         model: Any = policy.evaluation.model
         if model.architecture.pipeline is None:
             raise Incomparable("a model without text encoders and VAE of its own is none of diffusers'")
-        given, sizes = vars(config.model).get("given_size"), self.own.given_sizes
+        given, sizes = vars(config.model).get("given_size"), self.differences.given_sizes
         if sizes and given is not None and given not in sizes:
             raise Incomparable(f"model.given_size: diffusers' pipeline has {sizes[-1]}, got {given}")
-        if not self.own.guided and model.guidance != 1:
+        if not self.differences.guided and model.guidance != 1:
             raise Incomparable(f"model.true_cfg_scale: diffusers' pipeline has none, got {model.guidance}")
         request = Request(prompts, range(len(prompts)), 1, seed=1)
         grid = policy.evaluation_grid
@@ -75,7 +75,7 @@ class Diffusers:
         outputs: list[Any] = list(drawn)
         with torch.no_grad():
             starts = model.architecture.complete(policy.evaluation.initial_noise(request, 1), conditioning.tensors)
-        ours = torch.stack([one.frames if isinstance(one, Video) else one.pixels for one in outputs]).cpu()
+        ours = torch.stack([output.frames if isinstance(output, Video) else output.pixels for output in outputs]).cpu()
         shared: dict[str, Any] = {"steps": grid.steps, "guidance": float(model.guidance), "fps": float(model.fps)}
         shared |= {"size": tuple(ours.shape[-2:]), "frames": ours.shape[1] if ours.dim() == 5 else 0}
         shared |= {"framed": model.architecture.frame_size is not None, "options": vars(config.model)}
@@ -96,9 +96,9 @@ class Diffusers:
         """The pipeline of a checkpoint, with adapters that diffusers reads where a folder is named."""
         declared = architecture(path)
         shared = sum(declared in other.architectures for other in families().values()) > 1
-        name, parts = self.architectures[0] if shared else declared, self.own.parts(path)
-        pipeline = released(name, path, adapters, dtype=dtype, device=device, **parts)
-        self.own.complete(pipeline, path)
+        name, parts = self.architectures[0] if shared else declared, self.differences.parts(path)
+        pipeline = load_pipeline(name, path, adapters, dtype=dtype, device=device, **parts)
+        self.differences.complete(pipeline, path)
         return pipeline
 
     def with_our_steps(self, pipeline: Any, levels: Tensor | None) -> Any:
@@ -116,20 +116,23 @@ class Diffusers:
         own latents."""
         accepted, results = inspect.signature(type(pipeline).__call__).parameters, []
         for call in calls:
-            self.own.prepare(pipeline, call)
+            self.differences.prepare(pipeline, call)
             with torch.random.fork_rng(), torch.no_grad():
                 torch.manual_seed(0)  # LTX-Video's decoder injects noise, which ours draws with this seed
-                arguments = {**self.arguments(call, "true_cfg_scale" in accepted), **self.own.arguments(pipeline, call)}
+                arguments = {
+                    **self.arguments(call, "true_cfg_scale" in accepted),
+                    **self.differences.arguments(pipeline, call),
+                }
                 arguments["output_type"] = output
                 drawn = pipeline(**{name: value for name, value in arguments.items() if name in accepted})
             result = drawn.frames if {"num_frames", "frames"} & {*accepted} else drawn.images
-            results.append(self.own.pixels(result) if output == "pt" else result)
-        return torch.cat([torch.as_tensor(one) for one in results])
+            results.append(self.differences.pixels(result) if output == "pt" else result)
+        return torch.cat([torch.as_tensor(sample) for sample in results])
 
     def arguments(self, call: Call, true_scale: bool) -> dict[str, Any]:
         """By name; ``true_scale``: the pipeline has a scale of guidance proper next to one that the network reads."""
         options, (height, width) = call.options, call.size
-        negative = options.get("negative_prompt") or (self.own.no_words if true_scale else None)
+        negative = options.get("negative_prompt") or (self.differences.no_words if true_scale else None)
         arguments: dict[str, Any] = {
             "prompt": call.prompt.text,
             "height": height,
@@ -137,7 +140,7 @@ class Diffusers:
             "num_frames": call.frames,
             "frames": call.frames,  # of SANA-Video's pipeline
             "frame_rate": int(call.fps),
-            "latents": self.own.noise(call.start).clone(),
+            "latents": self.differences.noise(call.start).clone(),
             "generator": torch.Generator(),
             "num_inference_steps": call.steps,
             "eta": 0.0,
@@ -165,7 +168,7 @@ class Diffusers:
         return arguments
 
 
-def released(
+def load_pipeline(
     name: str,
     path: str | Path,
     adapters: str | Path = "",

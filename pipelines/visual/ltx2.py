@@ -167,7 +167,7 @@ def load(options: Ltx2Options, training: Training = PLAIN) -> FlowModel:
     pipeline.tokenizer.padding_side = "left"  # as the pipeline has it once it has encoded a prompt
     for part in (pipeline.audio_vae, pipeline.vocoder):
         part.float()
-    parts = [one for one in pipeline.components.values() if isinstance(one, nn.Module) and one is not network]
+    parts = [part for part in pipeline.components.values() if isinstance(part, nn.Module) and part is not network]
     freeze(parts, training.device)
     device, fps = torch.device(training.device), options.fps or FPS
 

@@ -112,7 +112,7 @@ class LtxImage(Architecture):
         vae = self.pipeline.vae
         pixels = self.pipeline.video_processor.preprocess(image, *self.frame_size)
         posterior = vae.encode(pixels[:, :, None].to(self.device, vae.dtype)).latent_dist
-        mean, deviation = (one.float().view(-1, 1, 1, 1) for one in (vae.latents_mean, vae.latents_std))
+        mean, deviation = (statistic.float().view(-1, 1, 1, 1) for statistic in (vae.latents_mean, vae.latents_std))
         return *words, (posterior.mode()[0].float() - mean) / deviation
 
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:

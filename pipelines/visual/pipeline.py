@@ -42,7 +42,7 @@ def as_tokens(latents: Float[Tensor, "N c *frames h w"]) -> Float[Tensor, "N tok
     return latents.flatten(2).transpose(1, 2)
 
 
-def unchanged(tensor: Tensor) -> Tensor:
+def identity(tensor: Tensor) -> Tensor:
     """As it is."""
     return tensor
 
@@ -69,7 +69,7 @@ def ready(pipeline: Any, call: Call) -> None:
 class Pipeline:
     """Where a pipeline of diffusers differs from the others."""
 
-    noise: Callable[[Tensor], Tensor] = unchanged
+    noise: Callable[[Tensor], Tensor] = identity
     """The layout in which it takes the noise of a policy."""
     no_words: str = ""
     """The negative prompt that stands for none, where guidance proper has a scale of its own."""
@@ -85,5 +85,5 @@ class Pipeline:
     """Sets on the pipeline what it does not take as an argument."""
     arguments: Callable[[Any, Call], Mapping[str, Any]] = nothing_more
     """Arguments of its own, some in place of the common ones."""
-    pixels: Callable[[Tensor], Tensor] = unchanged
+    pixels: Callable[[Tensor], Tensor] = identity
     """Images as a policy shows them."""

@@ -97,7 +97,9 @@ class QwenImage(Architecture):
     def velocity(self, network: Any, x: Tensor, time: Tensor, conditioning: tuple[Tensor, ...]) -> Tensor:
         """The transformer's prediction for unpacked latents."""
         height, width = self.size
-        return unpack(predicted(network, pack(x), time, conditioning, [(1, height // 2, width // 2)]), height, width)
+        return unpack(
+            predict_tokens(network, pack(x), time, conditioning, [(1, height // 2, width // 2)]), height, width
+        )
 
     def guided(self, unconditional: Tensor, conditional: Tensor, scale: float) -> Tensor:
         """The pipeline's true CFG: the guided direction, with the norm of the conditional prediction in each token."""
@@ -133,7 +135,7 @@ class QwenImageEdit(QwenImage):
         """Hidden states of words and image, padded; which of them are real; the image's packed latents; rows and
         columns of their tokens."""
         image, pipeline = conditioning_image(prompt, "qwen_image_edit"), self.pipeline
-        seen, shown = (scaled(image.size, side) for side in (self.given_size, self.read_size))
+        seen, shown = (scaled_size(image.size, side) for side in (self.given_size, self.read_size))
         hidden, _ = pipeline.encode_prompt(
             prompt.text or NOTHING, pipeline.image_processor.resize(image, *shown), self.device
         )
@@ -158,13 +160,13 @@ class QwenImageEdit(QwenImage):
         def predict(here: Tensor, index: Tensor, rows: int, columns: int) -> Tensor:
             sequence = torch.cat([tokens[index], given[index, : rows * columns].to(tokens)], dim=1)
             shapes = [(1, height // 2, width // 2), (1, rows, columns)]
-            velocity = predicted(network, sequence, time[index], (hidden[index], real[here]), shapes)
+            velocity = predict_tokens(network, sequence, time[index], (hidden[index], real[here]), shapes)
             return velocity[:, : tokens.shape[1]]
 
         return unpack(by_size(size, x.device, predict), height, width)
 
 
-def predicted(
+def predict_tokens(
     network: Any,
     tokens: Float[Tensor, "N tokens values"],
     time: Float[Tensor, " N"],
@@ -200,7 +202,7 @@ def latents_of(vae: Any, pixels: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N c
     return ((encoded - mean) / std)[:, :, 0]
 
 
-def scaled(size: tuple[int, int], side: int) -> tuple[int, int]:
+def scaled_size(size: tuple[int, int], side: int) -> tuple[int, int]:
     """Height and width of about ``side`` x ``side`` pixels in the proportions of ``size`` (width, height), as in the
     pipelines; ValueError for a strip."""
     width, height = size

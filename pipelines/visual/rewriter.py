@@ -24,7 +24,7 @@ from mmgrpo.family import Arithmetic, Family, family
 from pipelines.families import previewer
 from pipelines.visual.family import write_page, write_samples
 from pipelines.visual.options import VisualData, VisualEval
-from pipelines.visual.written_prompts import LIMIT, asked, planned, refuse_instruction, rewritten
+from pipelines.visual.written_prompts import LIMIT, add_plan, instruct, refuse_instruction, rewrite
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
@@ -73,7 +73,7 @@ class RewriterSampling:
 
 def lines_of(config: Config, name: str) -> PartLines:
     """What ``algorithm.parts`` states of a part."""
-    return next((one for one in read_parts(config.algorithm.parts) if one.name == name), PartLines(name))
+    return next((part for part in read_parts(config.algorithm.parts) if part.name == name), PartLines(name))
 
 
 def part_of(config: Config, name: str) -> tuple[Family, Config]:
@@ -87,8 +87,8 @@ def part_of(config: Config, name: str) -> tuple[Family, Config]:
     owner, lines = family(str(section["model"]["family"])), lines_of(config, name)
     if owner.sections.outputs != MAKES[name]:
         raise ValueError(f"{where}: family '{owner.name}' makes {owner.sections.outputs}, expected {MAKES[name]}")
-    whole, own = config.algorithm.preset, dict(section.get("algorithm") or {}).get("preset", "")
-    preset = lines.preset or str(whole if of_both(whole) or not own else own)
+    whole, recipe_preset = config.algorithm.preset, dict(section.get("algorithm") or {}).get("preset", "")
+    preset = lines.preset or str(whole if of_both(whole) or not recipe_preset else recipe_preset)
     taken = {part: section[part] for part in ("model", "sampling") if part in section}
     kind = config_class(owner.sections)
     made = build(kind, with_preset(kind, {**taken, "algorithm": {"preset": preset}}, where), where)
@@ -123,7 +123,7 @@ def check(config: Config) -> None:
     if size % sampling.texts:
         raise ValueError(f"data.group_size: got {size}, expected a multiple of sampling.texts={sampling.texts}")
     refuse_instruction(sampling.instruction)
-    stated = [one.name for one in read_parts(config.algorithm.parts)]
+    stated = [part.name for part in read_parts(config.algorithm.parts)]
     if unknown := [name for name in stated if name not in config.model.trained]:
         raise ValueError(
             f"algorithm.parts: got '{unknown[0]}', expected what is trained.{nearest(unknown[0], config.model.trained)}"
@@ -187,10 +187,10 @@ def load(
         first,
         second,
         count=config.sampling.texts,
-        ask=partial(asked, config.sampling.instruction),
-        rewrite=partial(planned, second.model, limit=LIMIT)
+        ask=partial(instruct, config.sampling.instruction),
+        rewrite=partial(add_plan, second.model, limit=LIMIT)
         if config.sampling.keep_prompt
-        else partial(rewritten, second.model),
+        else partial(rewrite, second.model),
         names=(TEXT, IMAGE),
         trained=config.model.trained,
     )

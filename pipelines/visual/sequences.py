@@ -113,8 +113,8 @@ class Counted:
     def __call__(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         words = named["encoder_hidden_states"]
         filled = nn.functional.pad(words, (0, 0, 0, -words.shape[1] % self.multiple))
-        told = {"joint_attention_kwargs": {"real": words.shape[1]}}
-        return inputs, {**named, "encoder_hidden_states": filled, **told}
+        counts = {"joint_attention_kwargs": {"real": words.shape[1]}}
+        return inputs, {**named, "encoder_hidden_states": filled, **counts}
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,9 @@ class Whole:
     line: Line
 
     def __call__(self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        own = inputs[self.place].contiguous()
-        parts = [torch.empty_like(own) for _ in range(self.line.count)]
-        torch.distributed.all_gather(parts, own, group=self.line.group)
+        part = inputs[self.place].contiguous()
+        parts = [torch.empty_like(part) for _ in range(self.line.count)]
+        torch.distributed.all_gather(parts, part, group=self.line.group)
         return (*inputs[: self.place], torch.cat(parts, 1), *inputs[self.place + 1 :]), named
 
 
@@ -171,7 +171,7 @@ class ByHeads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not nn.functional.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
-        query, key, value = (all_tokens(one, self.line) for one in args)
+        query, key, value = (all_tokens(states, self.line) for states in args)
         attended = func(query, key, value, attn_mask=self.mask)
         return own_tokens(attended.transpose(1, 2), self.line).transpose(1, 2)
 

@@ -16,7 +16,7 @@ from pipelines.families import adapters, previewer
 from pipelines.options import check_trainable
 from pipelines.visual.family import naming, read, write_page, write_samples
 from pipelines.visual.options import ImageTokenSampling, VisualData, VisualEval
-from pipelines.visual.written_prompts import asked, planned, refuse_instruction
+from pipelines.visual.written_prompts import add_plan, instruct, refuse_instruction
 
 if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
@@ -190,6 +190,6 @@ def load(
         TokenPolicy(of.Writer(model, sampling.plan_tokens), max_tokens=sampling.plan_tokens, **drawing),
         images,
         count=0,
-        ask=partial(asked, sampling.instruction),
-        rewrite=partial(planned, model),
+        ask=partial(instruct, sampling.instruction),
+        rewrite=partial(add_plan, model),
     )

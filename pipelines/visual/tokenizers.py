@@ -58,14 +58,14 @@ def tokenizers(path: str) -> Any | None:
             given["processor"] = read_part(edit_processor("Qwen3VLProcessor"), path, subfolder="processor")
         if "Hunyuan" in kind.__name__ or "Skyreels" in kind.__name__:  # its class would split words in a way of its own
             given["tokenizer"] = read_part(PreTrainedTokenizerFast, path, subfolder="tokenizer")
-        own = None
+        words = None
         if kind.__name__ == "Flux2Pipeline":  # whose tokenizer is a processor of images, too
             from pipelines.visual.flux2 import words_of
 
-            given["tokenizer"], own = None, words_of(path)
+            given["tokenizer"], words = None, words_of(path)
         pipeline = read_part(kind, path, **given, use_safetensors=True, trust_remote_code=False)
-        if own is not None:
-            pipeline.tokenizer = own
+        if words is not None:
+            pipeline.tokenizer = words
         return pipeline
     except Exception:  # a damaged checkpoint raises whatever its reader uses, and again when it is loaded
         return None

@@ -194,7 +194,7 @@ class Var:
         number: Int[Tensor, "N"],
     ) -> Float[Tensor, "N T codes"]:
         """Guided logits of all places."""
-        return self._guided(network, conditions["class"], self.images.all_inputs(tokens), self.scales)
+        return self._guided_logits(network, conditions["class"], self.images.all_inputs(tokens), self.scales)
 
     def next_logits(
         self, network: nn.Module, conditions: Conditions, tokens: Int[Tensor, "N T"], cache: dict[str, Any]
@@ -209,9 +209,9 @@ class Var:
             inputs = self.images.inputs(cache["features"], scale)
         cache["scale"] = scale + 1
         places, begin = self.level == scale, int((self.level < scale).sum())
-        return self._guided(network, conditions["class"], inputs, self.scales[places], begin, known)
+        return self._guided_logits(network, conditions["class"], inputs, self.scales[places], begin, known)
 
-    def _guided(
+    def _guided_logits(
         self,
         network: nn.Module,
         classes: Int[Tensor, "N"],

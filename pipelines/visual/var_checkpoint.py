@@ -75,7 +75,7 @@ def transformer_of(published: Mapping[str, Tensor]) -> dict[str, Tensor]:
             for part, value in zip("qkv", tensor.chunk(3), strict=True):
                 weights[f"blocks.{matched[1]}.attention.to_{part}.weight"] = value
             continue
-        ours = _renamed(name, TRANSFORMER, "transformer")
+        ours = _rename(name, TRANSFORMER, "transformer")
         weights[ours] = tensor[0] if name.startswith("pos_") or ours.endswith("sharpness") else tensor
     return weights
 
@@ -94,7 +94,7 @@ def decoder_of(published: Mapping[str, Tensor]) -> dict[str, Tensor]:
             place = f"{places[kind]}.{rest}" if kind in places else f"upsamplers.0.{rest}"
             ours = f"decoder.1.up_blocks.{level}.{place}"
         else:
-            ours = _renamed(name, DECODER, "tokenizer")
+            ours = _rename(name, DECODER, "tokenizer")
         values = {"q": tensor}
         if ".qkv." in ours:
             values = dict(zip("qkv", tensor.chunk(3), strict=True))
@@ -109,7 +109,7 @@ def decoder_of(published: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return weights
 
 
-def _renamed(name: str, table: Mapping[str, str], what: str) -> str:
+def _rename(name: str, table: Mapping[str, str], what: str) -> str:
     for pattern, ours in table.items():
         if re.match(pattern, name):
             return re.sub(pattern, ours, name, count=1)

@@ -67,7 +67,7 @@ def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:
     """UMT5 must read the whole prompt, of at most ``most`` tokens, and its words must be such that can be cleaned."""
-    refuse_cut(prompt, pipeline.tokenizer, most, "UMT5", cleaned(prompt.text))
+    refuse_cut(prompt, pipeline.tokenizer, most, "UMT5", clean(prompt.text))
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Wan(Architecture):
     def words(self, prompt: Prompt) -> Float[Tensor, "length width"]:
         """Hidden states of a prompt's words."""
         # Not by the pipeline's own method, which with images calls ftfy even where it is missing.
-        text, tokenizer, encoder = cleaned(prompt.text), self.pipeline.tokenizer, self.pipeline.text_encoder
+        text, tokenizer, encoder = clean(prompt.text), self.pipeline.tokenizer, self.pipeline.text_encoder
         tokens = tokenizer(text, padding="max_length", max_length=self.max_sequence_length, return_tensors="pt")
         real = tokens.attention_mask.to(self.device)
         hidden = encoder(tokens.input_ids.to(self.device), real).last_hidden_state
@@ -221,7 +221,7 @@ def clips_of_latents(
     vae: Any, latents: Float[Tensor, "N c f h w"], statistics: Statistics
 ) -> Float[Tensor, "N frames 3 H W"]:
     """Pixels in [0, 1], which the VAE may slightly exceed."""
-    mean, std = (one.to(latents.device).float().view(1, -1, 1, 1, 1) for one in statistics)
+    mean, std = (statistic.to(latents.device).float().view(1, -1, 1, 1, 1) for statistic in statistics)
     clips = vae.decode((latents.float() * std + mean).to(vae.dtype)).sample
     return clips.transpose(1, 2).float() / 2 + 0.5
 
@@ -230,12 +230,12 @@ def latents_of_clips(
     vae: Any, pixels: Float[Tensor, "N frames 3 H W"], statistics: Statistics
 ) -> Float[Tensor, "N c f h w"]:
     """What ``clips_of_latents`` decodes, the mode of the posterior."""
-    mean, std = (one.to(pixels.device).float().view(1, -1, 1, 1, 1) for one in statistics)
+    mean, std = (statistic.to(pixels.device).float().view(1, -1, 1, 1, 1) for statistic in statistics)
     encoded = vae.encode((2 * pixels.transpose(1, 2) - 1).to(vae.dtype)).latent_dist.mode()
     return (encoded.float() - mean) / std
 
 
-def cleaned(text: str) -> str:
+def clean(text: str) -> str:
     """A text as diffusers' pipeline cleans it: HTML entities, white space, and by ftfy what is damaged in Unicode.
 
     diffusers leaves out ftfy where it is missing, and other words would reach the network than on a machine that has
@@ -272,15 +272,15 @@ def load(options: WanOptions, training: Training = PLAIN) -> FlowModel:
 
     source = locate(options.path, EXAMPLE, "model_index.json", "words")
     if not is_small(source):
-        return pretrained(Wan, WanPipeline, source, options, training)
+        return load_pretrained(Wan, WanPipeline, source, options, training)
     refuse_second_scale(options.guidance_2, source)
     network: Any = read_network(WanTransformer3DModel, source, training, TRANSFORMER)
     scheduler = read_scheduler(source)
-    own = Clip.read(source)
-    architecture = Small(read_words(source, torch.device(training.device)), scheduler, own)
+    default = Clip.read(source)
+    architecture = Small(read_words(source, torch.device(training.device)), scheduler, default)
 
     def sized(height: int, width: int, frames: int) -> tuple[Small, tuple[int, ...]]:
-        size = latent_clip(Clip(frames, height, width, options.fps), own, network.config)
+        size = latent_clip(Clip(frames, height, width, options.fps), default, network.config)
         return architecture, (network.config.in_channels, *size)
 
     return FlowModel(
@@ -290,7 +290,7 @@ def load(options: WanOptions, training: Training = PLAIN) -> FlowModel:
         training,
         make_trainable(network, training, LORA_TARGETS),
         guidance=float(options.guidance),
-        fps=options.fps or own.fps,
+        fps=options.fps or default.fps,
         whole_clips=options.whole_clips,
         sized=sized,
     )
@@ -315,7 +315,7 @@ def load_image_to_video(options: WanImageOptions, training: Training) -> FlowMod
             f"max_sequence_length: got {options.max_sequence_length}, expected {IMAGE_CONTEXT}, the only number of "
             "text tokens that a network with image tokens takes"
         )
-    return pretrained(WanImage, WanImageToVideoPipeline, source, options, training)
+    return load_pretrained(WanImage, WanImageToVideoPipeline, source, options, training)
 
 
 def refuse_second_scale(guidance_2: float, source: str) -> None:
@@ -351,7 +351,7 @@ def read_networks(source: str, training: Training) -> dict[str, Any]:
     return {name: read_network(WanTransformer3DModel, source, training, name) for name in names}
 
 
-def pretrained(
+def load_pretrained(
     kind: type[Wan],
     pipeline_class: Any,
     source: str,
@@ -375,13 +375,13 @@ def pretrained(
         refuse_second_scale(guidance_2, source)
     if guidance_2 and guidance == 1:
         raise ValueError(f"guidance_2: got {guidance_2}, expected 0 with guidance=1, which is none in both networks")
-    own = Clip(frames=81, height=480, width=832, fps=24.0 if pipeline.config.expand_timesteps else 16.0)
+    default = Clip(frames=81, height=480, width=832, fps=24.0 if pipeline.config.expand_timesteps else 16.0)
     vae = pipeline.vae.config
     _, rows, columns = config.patch_size
 
     def sized(height: int, width: int, frames: int) -> tuple[Wan, tuple[int, ...]]:
-        clip = Clip(frames, height, width, own.fps)
-        size = latent_clip(clip, own, config, vae.scale_factor_spatial, vae.scale_factor_temporal)
+        clip = Clip(frames, height, width, default.fps)
+        size = latent_clip(clip, default, config, vae.scale_factor_spatial, vae.scale_factor_temporal)
         architecture = kind(
             pipeline,
             options.max_sequence_length,
@@ -401,7 +401,7 @@ def pretrained(
         training,
         reference,
         guidance=float(guidance),
-        fps=options.fps or own.fps,
+        fps=options.fps or default.fps,
         whole_clips=options.whole_clips,
         sized=sized,
     )

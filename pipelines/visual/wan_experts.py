@@ -94,7 +94,7 @@ def make_experts_trainable(experts: Experts, training: Training, targets: tuple[
         "transformer": make_trainable(experts.transformer, training, targets),
         SECOND: make_trainable(experts.transformer_2, second, targets),
     }
-    given = {name: one.values for name, one in references.items() if isinstance(one, GivenAdapters)}
+    given = {name: reference.values for name, reference in references.items() if isinstance(reference, GivenAdapters)}
     if given:
         values = {f"{name}.{key}": value for name in given for key, value in given[name].items()}
         return ExpertsReference(GivenAdapters(experts, values), references)

@@ -22,17 +22,17 @@ def refuse_instruction(instruction: str) -> None:
         raise ValueError(f"sampling.instruction: got '{instruction:.60}', expected {PROMPT} in it")
 
 
-def asked(instruction: str, prompt: Prompt) -> Prompt:
+def instruct(instruction: str, prompt: Prompt) -> Prompt:
     """The prompt of the language model."""
     return replace(prompt, text=instruction.replace(PROMPT, prompt.text), turns=())
 
 
-def rewritten(generator: Any, prompt: Prompt, text: Output) -> Prompt:
+def rewrite(generator: Any, prompt: Prompt, text: Output) -> Prompt:
     """The prompt with the text in place of its own, as far as the generator reads it."""
     return as_read(generator, prompt, "", text, LIMIT)
 
 
-def planned(generator: Any, prompt: Prompt, plan: Output, limit: str = "sampling.plan_tokens") -> Prompt:
+def add_plan(generator: Any, prompt: Prompt, plan: Output, limit: str = "sampling.plan_tokens") -> Prompt:
     """The prompt with a plan behind it, "prompt. plan" (T2I-R1, arXiv:2505.00703), as far as the generator reads it;
     ``limit`` is the setting that a warning names."""
     if not plan.text.strip():  # type: ignore[union-attr]

@@ -161,9 +161,9 @@ def sequence_plan(network: Any, line: Line) -> SequencePlan:
     return SequencePlan(layers | end, undivided="*_refiner.*")
 
 
-def scaled(pipeline: Any, call: Call) -> Mapping[str, Any]:
+def guidance_arguments(pipeline: Any, call: Call) -> Mapping[str, Any]:
     """The arguments of guidance: the pipeline of diffusers adds the scale to the prediction with the prompt."""
     return {"guidance_scale": call.guidance - 1, "cfg_normalization": call.options["cfg_normalization"]}
 
 
-PIPELINE = Pipeline(arguments=scaled)
+PIPELINE = Pipeline(arguments=guidance_arguments)

@@ -149,13 +149,13 @@ def embedded_prompt(pair: Pair, text: str) -> Prompt:
 
 def sample_of(output: Output) -> Sample:
     """An image or a video as it is shown."""
-    from pipelines.visual.clips import enlarged, mp4
+    from pipelines.visual.clips import enlarge, mp4
 
     if isinstance(output, Video):
-        return Sample(enlarged(to_pil(Image(output.frames[0])), LARGE), mp4(output))
+        return Sample(enlarge(to_pil(Image(output.frames[0])), LARGE), mp4(output))
     if not isinstance(output, Image):
         raise TypeError(f"got {type(output).__name__}, expected an image or a video")
-    return Sample(enlarged(to_pil(output), LARGE))
+    return Sample(enlarge(to_pil(output), LARGE))
 
 
 def draw(

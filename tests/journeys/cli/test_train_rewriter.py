@@ -13,7 +13,7 @@ from mmgrpo.cli.train import read
 from mmgrpo.family import family
 from mmgrpo.types import Prompt, Request, Text
 from pipelines.visual.rewriter import FAMILY, part_of
-from pipelines.visual.written_prompts import planned, rewritten
+from pipelines.visual.written_prompts import add_plan, rewrite
 from tests.journeys.cli.running import call, read_lines
 from tests.tiny import maker
 
@@ -164,11 +164,12 @@ def test_a_text_is_cut_to_what_the_generator_reads():
 
     prompt = Prompt("a", "0", answer=1)
     with pytest.warns(UserWarning, match="model.generator"):
-        assert rewritten(Reads(), prompt, Text("one two odd three four")).text == "one two three"
-    whole = rewritten(Reads(), prompt, Text(" one two "))
+        assert rewrite(Reads(), prompt, Text("one two odd three four")).text == "one two three"
+    whole = rewrite(Reads(), prompt, Text(" one two "))
     assert whole == replace(prompt, text="one two") and whole.answer == 1
     assert (
-        planned(Reads(), prompt, Text("one two")).text == "a. one two" and planned(Reads(), prompt, Text(" ")) is prompt
+        add_plan(Reads(), prompt, Text("one two")).text == "a. one two"
+        and add_plan(Reads(), prompt, Text(" ")) is prompt
     )
     with pytest.warns(UserWarning, match="sampling.plan_tokens"):
-        assert planned(Reads(), prompt, Text("one two odd three")).text == "a. one two"
+        assert add_plan(Reads(), prompt, Text("one two odd three")).text == "a. one two"

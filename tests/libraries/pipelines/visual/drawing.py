@@ -12,7 +12,7 @@ from mmgrpo.family import families
 from mmgrpo.types import Prompt, Video
 from pipelines.visual import sd3
 from pipelines.visual.flow import FlowModel
-from pipelines.visual.library import released
+from pipelines.visual.library import load_pipeline
 from pipelines.visual.pipeline import Call
 from tests.building import load
 
@@ -26,7 +26,7 @@ __all__ = [
     "drawn_by_diffusers",
     "noise",
     "ours",
-    "released",
+    "load_pipeline",
     "shake",
     "theirs",
 ]

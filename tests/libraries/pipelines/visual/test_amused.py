@@ -19,7 +19,7 @@ from mmgrpo.family import families
 from mmgrpo.policies.parallel_tokens import ParallelTokenPolicy
 from mmgrpo.types import Prompt, Request
 from pipelines.training import Training
-from pipelines.visual.amused import Amused, load, revealed
+from pipelines.visual.amused import Amused, load, reveal_counts
 from pipelines.visual.enlarger import Enlarger
 from pipelines.visual.options import AmusedOptions
 from pipelines.visual.patches import PatchTokenizer
@@ -50,8 +50,8 @@ def test_a_pass_reveals_as_many_codes_as_the_scheduler(places, passes, schedule)
         logits = torch.randn(1, places, 32, generator=torch.Generator().manual_seed(int(step)))
         sample = scheduler.step(logits, step, sample).prev_sample  # type: ignore[union-attr]
         left.append(int((sample == MASK).sum()))
-    assert revealed(places, passes, schedule) == [a - b for a, b in pairwise(left)]
-    assert sum(revealed(places, passes, schedule)) == places
+    assert reveal_counts(places, passes, schedule) == [a - b for a, b in pairwise(left)]
+    assert sum(reveal_counts(places, passes, schedule)) == places
 
 
 def test_places_that_draw_their_passes_themselves_follow_the_schedule_on_average(folder):

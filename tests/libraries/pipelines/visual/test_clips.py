@@ -72,7 +72,7 @@ def test_the_samples_of_a_run_move_and_stand_beside_each_other_as_strips(tmp_pat
 def test_strips_are_as_wide_as_the_longest(tmp_path):
     outputs = [clip(frames=2), clip(frames=5)]
     FAMILIES["sd3"].write_samples(tmp_path / "after", Shown([Prompt("a"), Prompt("b")], outputs, [{}] * 2, [{}] * 2))
-    widths = [strip([clips.enlarged(frame, clips.STILL) for frame in clips.frames_of(one)]).width for one in outputs]
+    widths = [strip([clips.enlarge(frame, clips.STILL) for frame in clips.frames_of(one)]).width for one in outputs]
     with Pil.open(tmp_path / "after.png") as still:
         columns = np.asarray(still.convert("L"))[:, still.width // 2 :].min(0) < 255
     assert widths[0] < widths[1] == np.flatnonzero(columns)[-1] - np.flatnonzero(columns)[0] + 1

@@ -70,7 +70,7 @@ def theirs(pipe: Any, x: torch.Tensor, prompts, output: str = "latent", **option
 
 def denormalized(model: FlowModel, latents: torch.Tensor) -> torch.Tensor:
     """As the pipeline returns them."""
-    return flux2_klein.denormalized(model.architecture.pipeline.vae, latents)
+    return flux2_klein.denormalize(model.architecture.pipeline.vae, latents)
 
 
 def pil(pixels: torch.Tensor) -> Pil.Image:
@@ -146,12 +146,12 @@ def test_pictures_keep_their_own_proportions_as_in_the_pipeline(base, pipe, heig
 
 def test_a_picture_of_too_many_pixels_is_reduced_in_its_proportions_and_a_strip_is_refused(base):
     made = ours(base).architecture.pipeline
-    assert flux2_klein.resized(made, Pil.new("RGB", (320, 80)), 64).shape == (1, 3, 32, 128)
-    assert flux2_klein.resized(made, Pil.new("RGB", (50, 30)), 64).shape == (1, 3, 28, 48)
+    assert flux2_klein.resize(made, Pil.new("RGB", (320, 80)), 64).shape == (1, 3, 32, 128)
+    assert flux2_klein.resize(made, Pil.new("RGB", (50, 30)), 64).shape == (1, 3, 28, 48)
     with pytest.raises(ValueError, match="90 x 10.*8"):
-        flux2_klein.resized(made, Pil.new("RGB", (90, 10)), 64)
+        flux2_klein.resize(made, Pil.new("RGB", (90, 10)), 64)
     with pytest.raises(ValueError, match="20 x 3.*4"):
-        flux2_klein.resized(made, Pil.new("RGB", (20, 3)), 64)
+        flux2_klein.resize(made, Pil.new("RGB", (20, 3)), 64)
 
 
 def test_a_distilled_model_takes_no_guidance(distilled):
@@ -179,7 +179,7 @@ def test_latents_of_a_picture_undo_the_statistics_of_the_vae(base):
     vae = ours(base).architecture.pipeline.vae
     pixels = 2 * drawn(1, 3, 16, 24, seed=4) - 1
     own = vae.encode(pixels).latent_dist.mode()
-    again = flux2_klein.denormalized(vae, flux2_klein.latents_of(vae, pixels))
+    again = flux2_klein.denormalize(vae, flux2_klein.latents_of(vae, pixels))
     torch.testing.assert_close(again, own, atol=1e-5, rtol=0)
 
 

@@ -126,7 +126,7 @@ def test_a_picture_keeps_its_proportions_as_in_the_pipeline(folder, pipe, height
 )
 def test_a_picture_is_brought_to_the_nearest_of_the_preferred_sizes(folder, picture, given_size, pixels):
     architecture: Any = ours(folder, given_size=given_size).architecture
-    assert architecture.resized(pil(torch.rand(3, *picture))).shape == (1, 3, *pixels)
+    assert architecture.resize(pil(torch.rand(3, *picture))).shape == (1, 3, *pixels)
 
 
 def test_the_given_picture_is_neither_noised_nor_predicted(folder, monkeypatch):

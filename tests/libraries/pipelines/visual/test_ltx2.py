@@ -18,7 +18,7 @@ from pipelines.visual.flow import FlowModel
 from pipelines.visual.library import Diffusers
 from pipelines.visual.pipeline import Call
 from tests.building import load
-from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, noise, released, shake
+from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, draw, load_pipeline, noise, shake
 from tests.tiny import maker, tiny_checkpoint
 
 OFF = {
@@ -41,7 +41,7 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, model: FlowModel, x: torch.Tensor, output: str, lora: str | Path = "", **options):
     """Frames and sound that diffusers' pipeline makes of the same noise, on its own noise levels."""
-    pipe = released("LTX2Pipeline", folder, lora)
+    pipe = load_pipeline("LTX2Pipeline", folder, lora)
     seen, heard = model.architecture.split(x)
     vae = pipe.audio_vae
     drawn = pipe(
@@ -94,7 +94,7 @@ def test_frames_and_sound_equal_those_of_the_pipeline_of_diffusers(folder, guida
 
 @pytest.mark.parametrize("steps", [2, 4, 30])
 def test_the_noise_levels_of_both_streams_are_those_of_the_frames(folder, steps):
-    pipe, model = released("LTX2Pipeline", folder), ours(folder)
+    pipe, model = load_pipeline("LTX2Pipeline", folder), ours(folder)
     size = {"height": 32, "width": 64, "num_frames": 5, "frame_rate": 25.0}
     pipe("a", **size, num_inference_steps=steps, max_sequence_length=9, output_type="latent", **OFF)
     levels = model.grid(steps).levels
@@ -230,7 +230,7 @@ def test_validation_draws_the_same_frames_by_the_pipeline(folder):
     library = Diffusers("ltx2", "pipelines.visual.ltx2", ("LTX2Pipeline",), "guidance", "flow")
     shared = {**options, "guidance": 2.0, "negative_prompt": "", "max_sequence_length": 48}
     call = Call(seed, start, STEPS, 2.0, (32, 64), 5, 25.0, options=shared)
-    theirs = library.samples(released("LTX2Pipeline", folder), [call])
+    theirs = library.samples(load_pipeline("LTX2Pipeline", folder), [call])
     conditioning = model.encode([seed])
     end = Solver(model, 8, torch.device("cpu")).denoise(model.network, start, conditioning, model.grid(STEPS))
     torch.testing.assert_close(model.decode(end)[0].frames[None], theirs, atol=1e-5, rtol=0)

@@ -13,7 +13,7 @@ from mmgrpo.types import Prompt, Request
 from pipelines.visual.conditioning_image import first_frame as framed
 from pipelines.visual.flow import FlowModel
 from tests.building import check_scores, load
-from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, released, shake
+from tests.libraries.pipelines.visual.drawing import STEPS, draw, load_pipeline, noise, shake
 from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, UNJUDGED, WORDS, clips_of
 from tests.tiny import maker, tiny_checkpoint
 
@@ -43,7 +43,7 @@ def start_of(model: FlowModel) -> Tensor:
 
 def theirs(folder: Path, output: str, lora: str | Path = "", **options) -> Tensor:
     """What diffusers' pipeline makes of the pictures and seed 3."""
-    pipe = released("LTXImageToVideoPipeline", folder, lora)
+    pipe = load_pipeline("LTXImageToVideoPipeline", folder, lora)
     clips = []
     for prompt in PICTURED:
         torch.manual_seed(0)  # of the noise that the decoder injects

@@ -12,7 +12,15 @@ from pipelines.visual import ltx_video
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.ltx_video import clips_of_latents
 from tests.building import load
-from tests.libraries.pipelines.visual.drawing import PROMPTS, STEPS, check_adapters, check_sample, draw, noise, released
+from tests.libraries.pipelines.visual.drawing import (
+    PROMPTS,
+    STEPS,
+    check_adapters,
+    check_sample,
+    draw,
+    load_pipeline,
+    noise,
+)
 from tests.tiny import maker, tiny_checkpoint
 
 
@@ -28,7 +36,7 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, output: str, lora: str | Path = "", **options):
     """What diffusers' pipeline makes of the same noise, on its own noise levels."""
-    pipe = released("LTXPipeline", folder, lora)
+    pipe = load_pipeline("LTXPipeline", folder, lora)
     torch.manual_seed(0)  # of the noise that the decoder injects
     frames = pipe(
         prompt=[prompt.text for prompt in PROMPTS],

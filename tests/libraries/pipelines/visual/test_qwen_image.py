@@ -82,7 +82,7 @@ def test_a_mask_is_told_where_a_prompt_is_padded(lengths, masked):
         return (named["hidden_states"],)
 
     real = torch.arange(5) < torch.tensor(lengths)[:, None]
-    qwen_image.predicted(network, torch.zeros(2, 4, 16), torch.ones(2), (torch.zeros(2, 5, 8), real), [(1, 2, 2)])
+    qwen_image.predict_tokens(network, torch.zeros(2, 4, 16), torch.ones(2), (torch.zeros(2, 5, 8), real), [(1, 2, 2)])
     assert told["encoder_hidden_states"].shape[1] == 3 and told["img_shapes"] == [[(1, 2, 2)]] * 2
     mask = told["encoder_hidden_states_mask"]
     assert mask.tolist() == real[:, :3].tolist() if masked else mask is None

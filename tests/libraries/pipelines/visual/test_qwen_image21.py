@@ -19,8 +19,8 @@ from tests.libraries.pipelines.visual.drawing import (
     check_sample,
     draw,
     drawn_by_diffusers,
+    load_pipeline,
     noise,
-    released,
 )
 from tests.tiny import maker, tiny_checkpoint
 from tests.tiny.qwen_image21 import SYSTEM, TEMPLATE
@@ -72,7 +72,7 @@ def released_pipeline(folder: Path):
     from pipelines.visual.qwen_image import edit_processor
 
     processor = edit_processor("Qwen3VLProcessor").from_pretrained(folder, subfolder="processor")
-    return released("QwenImage21Pipeline", folder, processor=processor)
+    return load_pipeline("QwenImage21Pipeline", folder, processor=processor)
 
 
 def test_the_neighbours_of_a_prompt_do_not_change_its_sample(folder):

@@ -150,7 +150,7 @@ def test_a_given_picture_is_scaled_as_in_the_pipelines(size, side, scaled):
     from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 
     width, height = pipeline_qwenimage_edit_plus.calculate_dimensions(side**2, size[0] / size[1])
-    assert qwen_image.scaled(size, side) == scaled == (height, width)
+    assert qwen_image.scaled_size(size, side) == scaled == (height, width)
 
 
 def test_plus_shows_the_text_encoder_a_picture_of_the_pipelines_own_size(folder, plus):

@@ -14,7 +14,7 @@ from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.options import MemoryOptions
 from tests.building import check_scores, load
-from tests.libraries.pipelines.visual.drawing import STEPS, check_adapters, check_sample, draw, noise, released
+from tests.libraries.pipelines.visual.drawing import STEPS, check_adapters, check_sample, draw, load_pipeline, noise
 from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, UNJUDGED
 from tests.tiny import maker, tiny_checkpoint
 
@@ -31,7 +31,7 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float, output: str, lora: str | Path = ""):
     """What diffusers' pipeline makes of the same noise; its draw from the VAE's narrow posterior is the mean."""
-    pipe = released("HunyuanSkyreelsImageToVideoPipeline", folder, lora)
+    pipe = load_pipeline("HunyuanSkyreelsImageToVideoPipeline", folder, lora)
     clips = [
         pipe(
             first_frame(prompt, "the test", (16, 32)),

@@ -241,7 +241,7 @@ def test_a_prompt_that_is_too_long_or_cannot_be_cleaned_is_refused(folders, monk
         model.encode([Prompt("a red circle")])
     model.encode([Prompt("a &amp;amp;  b")])  # a & b, 6 tokens
     monkeypatch.setattr("diffusers.utils.is_ftfy_available", lambda: True)
-    assert wan.cleaned("caf\u00e9") == "caf\u00e9"
+    assert wan.clean("caf\u00e9") == "caf\u00e9"
     monkeypatch.setattr("diffusers.utils.is_ftfy_available", lambda: False)
     with pytest.raises(ValueError, match=r"caf\u00e9.*ASCII"):
         model.encode([Prompt("caf\u00e9")])

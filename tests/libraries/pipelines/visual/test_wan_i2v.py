@@ -180,7 +180,7 @@ def test_a_repository_without_its_index_at_hand_is_read_all_the_same(monkeypatch
     model = SimpleNamespace(latent_shape=lambda: (4, 1, 2, 2))
     monkeypatch.setattr(wan, "locate", lambda path, *_: path)
     monkeypatch.setattr(wan, "read_json", lambda *_: None)
-    monkeypatch.setattr(wan, "pretrained", lambda *_: model)
+    monkeypatch.setattr(wan, "load_pretrained", lambda *_: model)
     assert load("wan_i2v", "owner/name") is model
 
 
