@@ -232,10 +232,10 @@ class Room:
         layers: list[Any] = [RoomLayer(keys, values, places, room, owners) for keys, values in prompts]
         return Room(Cache(layers), [*rows], shared)
 
-    def write(self, own: Sequence[int], place: Int[Tensor, "slots"]) -> None:
-        """The next token of slot i is its number ``own[i]``; ``place`` is the same on the device."""
+    def write(self, numbers: Sequence[int], place: Int[Tensor, "slots"]) -> None:
+        """The next token of slot i is its number ``numbers[i]``; ``place`` is the same on the device."""
         for layer in self.cache.layers:
-            layer.write(own, place)
+            layer.write(numbers, place)
 
     def fill(self, slots: Sequence[int], rows: Sequence[int]) -> None:
         """Slots begin anew, behind rows of the prompts."""
@@ -295,11 +295,11 @@ class RoomLayer:
         for table, prompts in zip(self.tables, self.prompts, strict=True):
             table[slots, :, : self.length] = prompts.index_select(0, rows)
 
-    def write(self, own: Sequence[int], place: Int[Tensor, "slots"]) -> None:
+    def write(self, numbers: Sequence[int], place: Int[Tensor, "slots"]) -> None:
         """As ``Room.write``."""
-        same = len(set(own)) == 1
-        self.at: int | Tensor = self.begin + own[0] if same else self.begin + place
-        self.total = max(own) + 1
+        same = len(set(numbers)) == 1
+        self.at: int | Tensor = self.begin + numbers[0] if same else self.begin + place
+        self.total = max(numbers) + 1
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Shared | Tensor, Shared | Tensor]:
         """Write one token of each slot; keys and values of all tokens so far."""

@@ -55,13 +55,13 @@ def check(reward: str, reduce: str = "mean", every: int = 1) -> None:
     _of_images(reward, reduce, every, "cpu")
 
 
-def _value(one: Scorer, prompt: Prompt, output: Output, reduce: str, every: int) -> float:
+def _value(inner: Scorer, prompt: Prompt, output: Output, reduce: str, every: int) -> float:
     if not isinstance(output, Video):
         raise TypeError(
             f"frames: got an output of kind {type(output).__name__}, expected a Video; name the reward alone"
         )
     images = [Image(frame) for frame in (output.frames[:1] if reduce == "first" else output.frames[::every])]
-    return REDUCTIONS[reduce](score_column(one.name, one.fn, [prompt] * len(images), images, one.trusted))
+    return REDUCTIONS[reduce](score_column(inner.name, inner.fn, [prompt] * len(images), images, inner.trusted))
 
 
 @functools.lru_cache(None, typed=True)  # True is no 1

@@ -79,10 +79,11 @@ class Examples:
     """Human ratings of the outputs, where all have one."""
 
 
-def pairs(one: Comparison) -> list[tuple[int, int, float]]:
+def pairs(comparison: Comparison) -> list[tuple[int, int, float]]:
     """Every two outputs of a comparison, and who won: +1 for the first, -1 for the second, 0 for a tie."""
-    numbers = itertools.combinations(range(len(one.ranks)), 2)
-    return [(i, j, float((one.ranks[j] > one.ranks[i]) - (one.ranks[j] < one.ranks[i]))) for i, j in numbers]
+    ranks = comparison.ranks
+    numbers = itertools.combinations(range(len(ranks)), 2)
+    return [(i, j, float((ranks[j] > ranks[i]) - (ranks[j] < ranks[i]))) for i, j in numbers]
 
 
 def examples(model: PreferenceModel, comparisons: Sequence[Comparison], device: str, batch: int = 64) -> Examples:

@@ -149,8 +149,8 @@ class Drawer(Protocol):
 class Slots(Protocol):
     """A cache with room for a fixed number of tokens behind each prompt, one slot per completion being drawn."""
 
-    def write(self, own: Sequence[int], place: Int[Tensor, "slots"]) -> None:
-        """The next token of slot i is its number ``own[i]``; ``place`` is the same on the device."""
+    def write(self, numbers: Sequence[int], place: Int[Tensor, "slots"]) -> None:
+        """The next token of slot i is its number ``numbers[i]``; ``place`` is the same on the device."""
         ...
 
     def fill(self, slots: Sequence[int], rows: Sequence[int]) -> None:

@@ -80,9 +80,9 @@ class ClipRoom:
     clips: Clips
     """Those of the slots."""
 
-    def write(self, own: Sequence[int], place: Int[Tensor, "slots"]) -> None:
+    def write(self, numbers: Sequence[int], place: Int[Tensor, "slots"]) -> None:
         """As ``Room.write``."""
-        self.room.write(own, place)
+        self.room.write(numbers, place)
 
     def fill(self, slots: Sequence[int], rows: Sequence[int]) -> None:
         """As ``Room.fill``."""

@@ -72,10 +72,10 @@ def accuracies(data: str, result: Mapping[str, Any]) -> Table:
     return Table(data, [*columns, "failed"], rows, notes)
 
 
-def _headline(one: Mapping[str, Any]) -> Cell:
+def _headline(result: Mapping[str, Any]) -> Cell:
     """The benchmark's number; with the interval where that is of the same average."""
-    same = one["interval"] is not None and one["interval"]["mean"] == one["headline"]
-    return mean_cell(one["interval"]) if same else Cell(number(one["headline"]))
+    same = result["interval"] is not None and result["interval"]["mean"] == result["headline"]
+    return mean_cell(result["interval"]) if same else Cell(number(result["headline"]))
 
 
 def measures(rewards: Mapping[str, Any]) -> Table:

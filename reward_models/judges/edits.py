@@ -169,12 +169,12 @@ def is_unchanged(prompt: Prompt, output: Output) -> bool:
 
 
 def _agreement(
-    prompts: Sequence[Prompt], outputs: Sequence[Output], asked: str, judge: str, device: str, name: str
+    prompts: Sequence[Prompt], outputs: Sequence[Output], question: str, judge: str, device: str, name: str
 ) -> list[float]:
-    """p(Yes) / (p(Yes) + p(No)) of each answer to ``asked``; NaN where there is no question or no answer."""
+    """p(Yes) / (p(Yes) + p(No)) of each answer to ``question``; NaN where there is no question or no answer."""
     shown = _edit_parts(prompts, outputs, name)
     questions = [
-        Question((*parts, asked.replace("{prompt}", prompt.text)))
+        Question((*parts, question.replace("{prompt}", prompt.text)))
         for prompt, parts in zip(prompts, shown, strict=True)
         if parts is not None
     ]

@@ -39,9 +39,9 @@ class Remembering:
         return self._each(questions, tuple(map(tuple, words)), lambda new: self.judge.log_probs(new, words))
 
     def _each(
-        self, questions: Sequence[Question], asked: Any, ask: Callable[[Sequence[Question]], Sequence[Any]]
+        self, questions: Sequence[Question], request: Any, ask: Callable[[Sequence[Question]], Sequence[Any]]
     ) -> list[Any]:
-        keys = [(question.digest, asked) for question in questions]
+        keys = [(question.digest, request) for question in questions]
         new = {key: question for key, question in zip(keys, questions, strict=True) if key not in self._known}
         given = dict(zip(new, ask(list(new.values())) if new else [], strict=True))
         values = [given[key] if key in given else self._known[key] for key in keys]

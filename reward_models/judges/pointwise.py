@@ -339,13 +339,13 @@ def image_parts(output: Output, reward: str, title: str = "") -> tuple[str | Ima
 
 
 def _questions(
-    prompts: Sequence[Prompt], outputs: Sequence[Output], asked: Sequence[str], reward: str, media: bool
+    prompts: Sequence[Prompt], outputs: Sequence[Output], forms: Sequence[str], reward: str, media: bool
 ) -> list[Question | None]:
     """One question for each output: the prompt with its media, the output, and what is asked of it."""
     shown = [parts_of(output, "Output", reward) for output in outputs]
     return [
         None if parts is None or source is None else Question((f"Prompt:\n{prompt.text}", *source, *parts, words))
-        for prompt, source, parts, words in zip(prompts, sources_of(prompts, outputs, media), shown, asked, strict=True)
+        for prompt, source, parts, words in zip(prompts, sources_of(prompts, outputs, media), shown, forms, strict=True)
     ]
 
 

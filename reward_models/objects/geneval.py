@@ -147,7 +147,7 @@ Clauses = Sequence[Mapping[str, Any]]
 Found = Mapping[str, Sequence[Detected]]
 
 
-def correct(include: Clauses, exclude: Clauses, found: Found, exact: bool = False) -> float:
+def correct(include: Clauses, exclude: Clauses, detections: Found, exact: bool = False) -> float:
     """1 if every clause of ``include`` and none of ``exclude`` holds, else 0.
 
     The ``count`` surest objects of a clause's class must exist, be as many of its colour, and all be in relation to all
@@ -155,7 +155,7 @@ def correct(include: Clauses, exclude: Clauses, found: Found, exact: bool = Fals
     """
     right, groups = True, list[Sequence[Detected] | None]()
     for clause in include:
-        of_class, count = found.get(clause["class"], ()), clause["count"]
+        of_class, count = detections.get(clause["class"], ()), clause["count"]
         group = of_class if exact else of_class[:count]
         holds = len(group) == count and ("color" not in clause or _of_colour(group, clause["color"]) == count)
         if holds and clause.get("position"):
@@ -164,10 +164,10 @@ def correct(include: Clauses, exclude: Clauses, found: Found, exact: bool = Fals
             holds = others is not None and all(relation in relations(a, b) for a in group for b in others)
         right = right and holds
         groups.append(group if holds else None)
-    return float(right and all(len(found.get(clause["class"], ())) < clause["count"] for clause in exclude))
+    return float(right and all(len(detections.get(clause["class"], ())) < clause["count"] for clause in exclude))
 
 
-def graded_score(include: Clauses, exclude: Clauses, found: Found) -> float:
+def graded_score(include: Clauses, exclude: Clauses, detections: Found) -> float:
     """The reward on which Flow-GRPO (arXiv:2505.05470) trained, in its released form: the mean of these terms.
 
     Of every clause 1 - |count - found| / count, which may be negative. If the number is wrong, a clause with a colour
@@ -177,7 +177,7 @@ def graded_score(include: Clauses, exclude: Clauses, found: Found) -> float:
     """
     terms, groups = list[float](), list[Sequence[Detected] | None]()
     for clause in include:
-        group, count = found.get(clause["class"], ()), clause["count"]
+        group, count = detections.get(clause["class"], ()), clause["count"]
         terms.append(1 - abs(count - len(group)) / count)
         holds = len(group) == count
         if not holds and ("color" in clause or clause.get("position")):
@@ -202,13 +202,13 @@ MODES: Mapping[str, Callable[[Clauses, Clauses, Found], float]] = {
 }
 
 
-def relations(one: Detected, other: Detected) -> set[str]:
-    """Where ``one`` is, seen from ``other``. The offset of the centres is reduced by a tenth of both sizes in x and in
-    y; a direction counts where its share of the offset is more than half."""
+def relations(first: Detected, other: Detected) -> set[str]:
+    """Where ``first`` is, seen from ``other``. The offset of the centres is reduced by a tenth of both sizes in x and
+    in y; a direction counts where its share of the offset is more than half."""
     offset, reduced = [], []
     for low, high in ((0, 2), (1, 3)):
-        size = one.box[high] - one.box[low] + other.box[high] - other.box[low]
-        offset.append((one.box[low] + one.box[high] - other.box[low] - other.box[high]) / 2)
+        size = first.box[high] - first.box[low] + other.box[high] - other.box[low]
+        offset.append((first.box[low] + first.box[high] - other.box[low] - other.box[high]) / 2)
         reduced.append(math.copysign(max(abs(offset[-1]) - 0.1 * size, 0.0), offset[-1]))
     if all(abs(part) < 1e-3 for part in reduced):
         return set()

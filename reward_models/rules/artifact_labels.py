@@ -103,13 +103,13 @@ def labels(answer: Any) -> Labels | None:
     return normal, frozenset(second), frozenset(third)
 
 
-def _reward(found: Labels | None, truth: Labels) -> float:
-    if found is None:
+def _reward(answer: Labels | None, truth: Labels) -> float:
+    if answer is None:
         return 0.0
-    return 8.0 + 4 * (found[0] == truth[0]) + 2 * _overlap(found[1], truth[1]) + _overlap(found[2], truth[2])
+    return 8.0 + 4 * (answer[0] == truth[0]) + 2 * _overlap(answer[1], truth[1]) + _overlap(answer[2], truth[2])
 
 
-def _overlap(found: frozenset[Any], truth: frozenset[Any]) -> float:
-    if found == truth:
+def _overlap(answer: frozenset[Any], truth: frozenset[Any]) -> float:
+    if answer == truth:
         return 1.0
-    return min(max(0.6 * len(found & truth) - 0.3 * len(found ^ truth), 0.0), 1.0)
+    return min(max(0.6 * len(answer & truth) - 0.3 * len(answer ^ truth), 0.0), 1.0)

@@ -148,12 +148,12 @@ def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return fields
 
 
-def same(one: Any, other: Any) -> bool:
+def same(first: Any, other: Any) -> bool:
     """Whether two values of JSON are equal: 1 is 1.0, and true is not 1."""
-    if isinstance(one, bool) != isinstance(other, bool):
+    if isinstance(first, bool) != isinstance(other, bool):
         return False
-    if isinstance(one, list) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    return one == other
+    if isinstance(first, list) and isinstance(other, list | tuple):
+        return len(first) == len(other) and all(map(same, first, other))
+    if isinstance(first, dict) and isinstance(other, Mapping):
+        return first.keys() == other.keys() and all(same(first[key], other[key]) for key in first)
+    return first == other

@@ -134,9 +134,9 @@ def _value(value: Any) -> Any:
     return value
 
 
-def jaccard(one: frozenset[Any], other: frozenset[Any]) -> float:
+def jaccard(first: frozenset[Any], other: frozenset[Any]) -> float:
     """Common / all; 1 if both are empty."""
-    return len(one & other) / len(one | other) if one | other else 1.0
+    return len(first & other) / len(first | other) if first | other else 1.0
 
 
 def pairs(query: str) -> frozenset[tuple[str, str]]:

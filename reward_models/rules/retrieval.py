@@ -77,11 +77,11 @@ def _last(pattern: re.Pattern[str], text: str) -> str:
     return matches[-1].strip() if matches else ""
 
 
-def _cosines(prompts: Sequence[Prompt], asked: dict[int, str], embed: str, device: str) -> list[float]:
+def _cosines(prompts: Sequence[Prompt], questions: dict[int, str], embed: str, device: str) -> list[float]:
     """The cosine of each question that was asked with that of its row, none below 0."""
-    if not asked:
+    if not questions:
         return []
-    pairs = [*asked.values(), *(str(prompts[row].meta["sub_question"]) for row in asked)]
+    pairs = [*questions.values(), *(str(prompts[row].meta["sub_question"]) for row in questions)]
     vectors = embed_texts(pairs, embed, device, "routed_step")
     norm = np.linalg.norm(vectors, axis=1, keepdims=True)
     if not (norm > 0).all():

@@ -110,13 +110,13 @@ def _components(on: Bool[np.ndarray, "height width"]) -> tuple[Int[np.ndarray, "
 def _classify(
     pixels: Float[np.ndarray, "height width 3"],
     soft: Float[np.ndarray, "height width"],
-    own: Bool[np.ndarray, "height width"],
+    region: Bool[np.ndarray, "height width"],
     shapes: Sequence[str],
 ) -> Detection:
-    """Classify the object of the pixels ``own``; ``soft`` is its soft mask, 0 on other objects."""
-    rows, columns = np.flatnonzero(own.any(1)), np.flatnonzero(own.any(0))
+    """Classify the object of the pixels ``region``; ``soft`` is its soft mask, 0 on other objects."""
+    rows, columns = np.flatnonzero(region.any(1)), np.flatnonzero(region.any(0))
     top, bottom, left, right = int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1
-    paint = pixels[own]
+    paint = pixels[region]
     distance = np.square(np.median(paint, 0) - _COLOURS).sum(1)
     best = int(distance.argmin())
     nearest = (np.square(_COLOURS).sum(1) - 2 * paint @ _COLOURS.T).argmin(1)

@@ -83,22 +83,22 @@ def most(gold: Sequence[Call]) -> float:
     return 1 + sum(1 + len(parameters) for _, parameters in gold)
 
 
-def score(gold: Sequence[Call], found: Sequence[Call]) -> float:
+def score(gold: Sequence[Call], made: Sequence[Call]) -> float:
     """Likeness of the names + of the parameters' names + the number of equal values, under the best assignment."""
-    names, others = (Counter(name for name, _ in calls) for calls in (gold, found))
+    names, others = (Counter(name for name, _ in calls) for calls in (gold, made))
     total = (names & others).total() / (names | others).total()
     for name in names & others:
-        mine = [parameters for called_name, parameters in gold if called_name == name]
-        theirs = [parameters for called, parameters in found if called == name]
+        mine = [parameters for called, parameters in gold if called == name]
+        theirs = [parameters for called, parameters in made if called == name]
         total += best_assignment([[likeness(wanted, other) for other in theirs] for wanted in mine])
     return total
 
 
-def likeness(gold: Mapping[str, Any], found: Mapping[str, Any]) -> float:
+def likeness(gold: Mapping[str, Any], made: Mapping[str, Any]) -> float:
     """Jaccard index of the names of parameters (1 if neither has any) + the number of equal values."""
-    union = gold.keys() | found.keys()
-    names = len(gold.keys() & found.keys()) / len(union) if union else 1.0
-    return names + sum(key in found and same(found[key], value) for key, value in gold.items())
+    union = gold.keys() | made.keys()
+    names = len(gold.keys() & made.keys()) / len(union) if union else 1.0
+    return names + sum(key in made and same(made[key], value) for key, value in gold.items())
 
 
 def best_assignment(table: Sequence[Sequence[float]]) -> float:

@@ -66,7 +66,7 @@ def crowding(
     (1, 0), (1, 0), (0, 1), (.6, .8): 2.6, 2.6, 1.8, 3. NaN for an output without an embedding.
     """
     unit = normalize(embeddings_of(outputs, embed, device, "crowding"), dim=1)
-    return of_groups(prompts, unit, lambda own: (own @ own.T).sum(1).tolist())
+    return of_groups(prompts, unit, lambda group: (group @ group.T).sum(1).tolist())
 
 
 def of_groups(prompts: Sequence[Prompt], vectors: Tensor, measure: Callable[[Tensor], Sequence[float]]) -> list[float]:
@@ -101,10 +101,10 @@ def cluster_rarity(
     """
     unit = normalize(embeddings_of(outputs, embed, device, "cluster_rarity"), dim=1)
 
-    def rarity(own: Tensor) -> list[float]:
-        distance = 1 - own.double() @ own.double().T
+    def rarity(group: Tensor) -> list[float]:
+        distance = 1 - group.double() @ group.double().T
         names = spectral_clusters(torch.exp(-distance.square() / (2 * sigma**2)), clusters)
-        return [math.sqrt(len(own) / int((names == name).sum())) for name in names]
+        return [math.sqrt(len(group) / int((names == name).sum())) for name in names]
 
     return of_groups(prompts, unit, rarity)
 
@@ -147,9 +147,9 @@ def nearest_distance(
     """
     unit = normalize(embeddings_of(outputs, embed, device, "nearest_distance"), dim=1)
 
-    def distances(own: Tensor) -> list[float]:
-        cosines = own @ own.T - 3 * torch.eye(len(own), dtype=own.dtype)
-        return (1 - cosines.amax(1)).clamp_min(0).tolist() if len(own) > 1 else [math.nan] * len(own)
+    def distances(group: Tensor) -> list[float]:
+        cosines = group @ group.T - 3 * torch.eye(len(group), dtype=group.dtype)
+        return (1 - cosines.amax(1)).clamp_min(0).tolist() if len(group) > 1 else [math.nan] * len(group)
 
     return of_groups(prompts, unit, distances)
 
@@ -176,9 +176,9 @@ def coverage(
     order)."""
     vectors = embeddings_of(outputs, embed, device, "coverage")
 
-    def gains(own: Tensor) -> list[float]:
-        whole = log_volume(own)
-        return [whole - log_volume(torch.cat([own[:i], own[i + 1 :]])) for i in range(len(own))]
+    def gains(group: Tensor) -> list[float]:
+        whole = log_volume(group)
+        return [whole - log_volume(torch.cat([group[:i], group[i + 1 :]])) for i in range(len(group))]
 
     return of_groups(prompts, vectors, gains)
 
@@ -221,16 +221,16 @@ def check_step_coverage(of: str = "words", **more: str) -> None:
         raise ValueError(f"rewards: step_coverage: got of={of!r}, expected words or volume")
 
 
-def bleu(one: Sequence[str], other: Sequence[str]) -> float:
+def bleu(candidate: Sequence[str], reference: Sequence[str]) -> float:
     """exp(sum_n w_n log p_n) times the brevity penalty, p_n the clipped precision of n-grams plus one in numerator and
     denominator, so none is 0 (the smoothing is ours)."""
-    if not one or not other:
+    if not candidate or not reference:
         return 0.0
     total = 0.0
     for n, weight in enumerate(BLEU, 1):
-        grams, given = (Counter(zip(*(x[i:] for i in range(n)), strict=False)) for x in (one, other))
+        grams, given = (Counter(zip(*(x[i:] for i in range(n)), strict=False)) for x in (candidate, reference))
         total += weight * math.log((sum((grams & given).values()) + 1) / (sum(grams.values()) + 1))
-    return math.exp(total + min(0.0, 1 - len(other) / len(one)))
+    return math.exp(total + min(0.0, 1 - len(reference) / len(candidate)))
 
 
 @reward("Text", group=True, source="DIVER, arXiv:2509.26209")
