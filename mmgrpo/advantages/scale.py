@@ -79,20 +79,20 @@ def leave_one_out_std(centred: Values, values: Values, key: Key, stat: Rows, eps
 @block(SCALES, level="group")
 def batch_std(centred: Values, values: Values, stat: Rows, ddof: Annotated[int, DDOF] = 1, eps: float = 1e-4) -> Values:
     """centred / (std of all rewards of the batch + eps) (Lite PPO, arXiv:2508.08221; Flow-GRPO, ddof 0)."""
-    return _over(centred, groups.group_std(values, _one(stat), stat, ddof), eps)
+    return _over(centred, groups.group_std(values, _whole_batch(stat), stat, ddof), eps)
 
 
 @block(SCALES, level="group")
 def batch_std_centred(centred: Values, stat: Rows, ddof: Annotated[int, DDOF] = 1, eps: float = 1e-4) -> Values:
     """centred / (std of all centred values of the batch + eps), without the spread between groups."""
-    return _over(centred, groups.group_std(centred, _one(stat), stat, ddof), eps)
+    return _over(centred, groups.group_std(centred, _whole_batch(stat), stat, ddof), eps)
 
 
 @block(SCALES, level="group")
 def batch_whiten(centred: Values, stat: Rows, ddof: Annotated[int, DDOF] = 1, eps: float = 1e-8) -> Values:
     """(centred - its mean over the batch) / (its std over the batch + eps) (SPO, arXiv:2509.13232): rows of one prompt
     each are compared over the batch. [.5, .75, -.75, .1] -> [.533, .913, -1.370, -.076]."""
-    batch = _one(stat)
+    batch = _whole_batch(stat)
     return _over(centred - groups.group_mean(centred, batch, stat), groups.group_std(centred, batch, stat, ddof), eps)
 
 
@@ -108,7 +108,7 @@ def batch_std_informative(
     2 sqrt(mean p (1 - p)) of these, p the pass rates of the groups with spread: .78 for 3/16 and 13/16.
     """
     informative = stat & groups.group_spread(values, key, stat)
-    return _over(centred, groups.group_std(centred, _one(stat), informative, ddof), eps)
+    return _over(centred, groups.group_std(centred, _whole_batch(stat), informative, ddof), eps)
 
 
 @block(SCALES, level="group")
@@ -228,5 +228,6 @@ def _over(centred: Values, divisor: Values, eps: float) -> Values:
     return torch.where(divisor > 0, centred / (divisor + eps), 0.0)
 
 
-def _one(stat: Rows) -> Key:
+def _whole_batch(stat: Rows) -> Key:
+    """One group of all rows."""
     return torch.zeros_like(stat, dtype=torch.long)

@@ -56,7 +56,7 @@ def turn_return(
     rewards, there, _ = turn_rewards(values, decision_mask, step_rewards, turn, outcome)
     sums = returns(rewards, there, gamma)
     over = "position" if over == "turn" else over
-    return of_turns(standardize(sums, key, stat, each(there), there, over, ddof, eps, scaled), decision_mask, turn)
+    return of_turns(standardize(sums, key, stat, new_nodes(there), there, over, ddof, eps, scaled), decision_mask, turn)
 
 
 def turn_rewards(
@@ -94,7 +94,7 @@ def gated_turns(
     earned = torch.where(decision_mask, step_rewards, 0.0).sum(1)
     total = (values + torch.where(values > above, earned, 0.0))[:, None]
     mask = torch.ones_like(total, dtype=torch.bool)
-    advantages = standardize(total, key, stat, each(mask), mask, "group", ddof, eps)
+    advantages = standardize(total, key, stat, new_nodes(mask), mask, "group", ddof, eps)
     return torch.where(decision_mask, advantages, 0.0)
 
 
@@ -125,7 +125,7 @@ def turn_process(
     return broadcast(advantages, keep, node, decision_mask) + weight * process
 
 
-def each(there: Bool[Tensor, "B K"]) -> Int[Tensor, "B K"]:
+def new_nodes(there: Bool[Tensor, "B K"]) -> Int[Tensor, "B K"]:
     """A number for each entry of a table, none of which is shared."""
     return torch.arange(there.numel(), device=there.device).view(there.shape)
 
@@ -171,7 +171,7 @@ def information_gain(
     rewards, there, last = turn_rewards(values, decision_mask, answer_gain, turn, outcome)
     index, _ = groups.group_index(key)
     together = 2 * index[:, None] + last * separate
-    z = standardize_among(rewards, together, stat, each(there), there, ddof, eps)
+    z = standardize_among(rewards, together, stat, new_nodes(there), there, ddof, eps)
     return of_turns(returns(z, there, gamma), decision_mask, turn)
 
 
@@ -203,7 +203,7 @@ def state_groups(
     """
     rewards, there, _ = turn_rewards(values, decision_mask, step_rewards, turn, outcome)
     sums, same = returns(rewards, there, gamma), same_state(key, decision_mask, turn, state)
-    steps = standardize_among(sums, same, stat, each(there), there, ddof, eps, scaled=mode == "mean_std")
+    steps = standardize_among(sums, same, stat, new_nodes(there), there, ddof, eps, scaled=mode == "mean_std")
     return broadcast(advantages, keep, node, decision_mask) + weight * of_turns(steps, decision_mask, turn)
 
 
@@ -273,6 +273,5 @@ def module_calls(
     makes_call = by_turns(decision_mask.long(), decision_mask, turn) > 0
     rewards = values[:, None].expand(makes_call.shape)
     same = same_state(key, decision_mask, turn, call)
-    return of_turns(
-        standardize_among(rewards, same, stat, each(makes_call), makes_call, ddof, eps), decision_mask, turn
-    )
+    credit = standardize_among(rewards, same, stat, new_nodes(makes_call), makes_call, ddof, eps)
+    return of_turns(credit, decision_mask, turn)
