@@ -22,6 +22,7 @@ from mmgrpo.config.settings import Algorithm, Optim
 from mmgrpo.evaluation import EvalSettings
 from mmgrpo.family import Family, families, family
 from mmgrpo.policies.boundaries import Boundaries
+from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.exploring import Exploration
 from mmgrpo.policies.flow_matching import FlowMatchingPolicy, Matching, Views
 from mmgrpo.policies.token import TokenPolicy
@@ -95,6 +96,25 @@ def token_policy_over(model: Any, max_tokens: int, **settings: Any) -> TokenPoli
         for made in (walk_of, Memory)
     )
     return TokenPolicy(model, max_tokens=max_tokens, walk=walk_of(**walk), memory=Memory(**memory), **settings)
+
+
+def denoising_policy_over(
+    model: Any,
+    plan: str = "every_step",
+    kernel: str = "dance(eta=0.3)",
+    steps: int = 4,
+    evaluation_steps: int = 2,
+    forward_batch_size: int = 64,
+) -> DenoisingPolicy:
+    """A denoising policy of a few steps."""
+    return DenoisingPolicy(
+        model,
+        steps=steps,
+        kernel_text=kernel,
+        plan=plan,
+        evaluation_steps=evaluation_steps,
+        forward_batch_size=forward_batch_size,
+    )
 
 
 def matching_policy_over(

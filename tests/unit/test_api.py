@@ -13,13 +13,12 @@ from PIL import Image as Pil
 
 import mmgrpo
 from mmgrpo.data.rows import as_prompts
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.scoring import Scorer
 from mmgrpo.toy import scenes
 from mmgrpo.types import Image, Policy, Prompt
 from pipelines import visual
 from pipelines.visual import sd3
-from tests.building import first_number
+from tests.building import denoising_policy_over, first_number
 from tests.journeys.cli.running import call
 from tests.toys import ToyModel, toy_policy, toy_prompts
 
@@ -69,9 +68,7 @@ def write_text(text: str) -> Path:
 
 def test_a_policy_of_ones_own_trains_and_no_command_claims_to_know_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    policy = DenoisingPolicy(
-        ToyModel(), steps=3, evaluation_steps=2, plan="every_step", kernel_text="flow_sde(a=0.7)", forward_batch_size=64
-    )
+    policy = denoising_policy_over(ToyModel(), kernel="flow_sde(a=0.7)", steps=3)
     run = mmgrpo.train(policy, ["a", "b"], [brightness], preset="flow_grpo", heldout=["c"], **SMALL)
     assert run.summary["steps"] == 2 and run.summary["family"] == "" and (run.folder / "report.html").is_file()
     with pytest.raises(ValueError, match="Python.*policy"):

@@ -22,12 +22,11 @@ from mmgrpo.config.settings import Config, config_class
 from mmgrpo.data.splits import Splits
 from mmgrpo.family import Family, families
 from mmgrpo.inputs import RunInputs
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.runtime.finite import NotFinite
 from mmgrpo.types import Policy, Prompt, Request, Rollout, Text
 from mmgrpo.update import Batch, LossRecipe, accumulate_gradients
 from pipelines.export import scores
-from tests.building import load, module
+from tests.building import denoising_policy_over, load, module
 from tests.libraries.families.examples import EXAMPLES, OWN
 from tests.tiny import maker, tiny_checkpoint
 
@@ -405,9 +404,7 @@ def test_states_have_the_size_of_noise_and_data_with_every_kernel(name, tiny, mo
     monkeypatch.setattr(type(policy.model), "decode", lambda model, latents, conditioning: [Text("")] * len(latents))
     monkeypatch.setattr(policy.model, "predict", exactly(policy.model), raising=False)
     for text in KERNELS_OF[policy.grid.process]:
-        chosen = DenoisingPolicy(
-            policy.model, steps=10, kernel_text=text, plan="every_step", evaluation_steps=10, forward_batch_size=64
-        )
+        chosen = denoising_policy_over(policy.model, kernel=text, steps=10, evaluation_steps=10)
         [walk] = rollout_of(name, chosen).steps.walks  # type: ignore[attr-defined]
         rms = walk.states.flatten(1).square().view(walk.grid.steps, -1).mean(1).sqrt()  # of the noise and every step
         assert float(rms.min()) > 0.5 and float(rms.max()) < 2, (text, rms)

@@ -8,7 +8,7 @@ from mmgrpo.diffusion.schedules import Grid
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.runtime.finite import NotFinite, TooLarge
 from mmgrpo.types import Request, Rollout
-from tests.building import rescored
+from tests.building import denoising_policy_over, rescored
 from tests.toys import ToyModel, toy_policy, toy_prompts
 
 PLANS = {
@@ -170,9 +170,7 @@ def test_a_decision_is_a_draw_from_the_stated_gaussian():
 
 def test_memory_chunks_of_a_rollout_do_not_change_it():
     small, large = (
-        DenoisingPolicy(
-            ToyModel(), steps=6, kernel_text="cps", plan="every_step", evaluation_steps=6, forward_batch_size=n
-        )
+        denoising_policy_over(ToyModel(), kernel="cps", steps=6, evaluation_steps=6, forward_batch_size=n)
         for n in (5, 1000)
     )
     for a, b in zip(rollout(small).outputs, rollout(large).outputs, strict=True):
@@ -269,9 +267,7 @@ class Diffuses(ToyModel):
 
 @pytest.mark.parametrize("plan", ["every_step", "one_step_branch"])
 def test_a_diffusion_process_is_sampled_and_scored_as_a_flow_is(plan):
-    policy = DenoisingPolicy(
-        Diffuses(), steps=4, kernel_text="ddim", plan=plan, evaluation_steps=4, forward_batch_size=64
-    )
+    policy = denoising_policy_over(Diffuses(), plan, kernel="ddim", evaluation_steps=4)
     made = rollout(policy)
     gap = (rescored(policy, made) - made.decisions.log_probs)[made.decisions.loss_mask]
     assert len(gap) > 0 and gap.abs().max() <= 1e-6

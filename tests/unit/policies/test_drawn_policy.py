@@ -12,7 +12,7 @@ from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.requirements.policies import refuse_mismatch
 from mmgrpo.types import Request, Rollout
 from mmgrpo.update import LossRecipe
-from tests.building import recipe
+from tests.building import denoising_policy_over, recipe
 from tests.toys import ToyConditioning, ToyModel, ToyNetwork, toy_prompts
 
 
@@ -32,9 +32,7 @@ class DrawingModel(ToyModel):
 
 
 def policy(plan: str = "every_step") -> DenoisingPolicy:
-    return DenoisingPolicy(
-        DrawingModel(), steps=5, kernel_text="drawn_velocity", plan=plan, evaluation_steps=5, forward_batch_size=64
-    )
+    return denoising_policy_over(DrawingModel(), plan, kernel="drawn_velocity", steps=5, evaluation_steps=5)
 
 
 def scored(policy: DenoisingPolicy, made: Rollout, name: str) -> Tensor:
@@ -87,9 +85,7 @@ def test_the_ode_follows_the_mean():
     plain.prediction = "flow"
     network: Any = plain.network
     plain.predict = lambda _, x, time, c: network["mean"](x, time, c.number)  # type: ignore[method-assign]
-    alone = DenoisingPolicy(
-        plain, steps=5, kernel_text="flow_sde", plan="every_step", evaluation_steps=5, forward_batch_size=64
-    )
+    alone = denoising_policy_over(plain, kernel="flow_sde", steps=5, evaluation_steps=5)
     request = Request(toy_prompts(2), range(2), 2, seed=4)
     for ours, theirs in zip(drawn.sample(request), alone.sample(request), strict=True):
         assert torch.equal(ours.pixels, theirs.pixels)  # type: ignore[union-attr]

@@ -11,6 +11,7 @@ pytest.importorskip("peft")
 
 
 from pipelines.visual import sd3
+from pipelines.visual.library import load_pipeline
 from tests.tiny import tiny_checkpoint
 
 
@@ -29,8 +30,4 @@ def words_folder() -> Path:
 @pytest.fixture(scope="session")
 def pipe(folder):
     """diffusers' own pipeline of the same folder."""
-    from diffusers import StableDiffusion3Pipeline
-
-    pipe = StableDiffusion3Pipeline.from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return load_pipeline("StableDiffusion3Pipeline", folder)

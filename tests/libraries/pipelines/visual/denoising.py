@@ -12,6 +12,7 @@ from mmgrpo.diffusion.ode import Solver
 from mmgrpo.types import Prompt
 from pipelines.visual import sdxl, stable_diffusion
 from pipelines.visual.diffusion import DiffusionModel
+from pipelines.visual.library import load_pipeline
 from tests.building import load
 
 KINDS = {stable_diffusion: "StableDiffusionPipeline", sdxl: "StableDiffusionXLPipeline"}
@@ -36,9 +37,8 @@ def pipe(family: ModuleType, folder: str | Path) -> Any:
     """diffusers' pipeline of the folder, with the DDIM that diffusers makes of its scheduler."""
     import diffusers
 
-    made = getattr(diffusers, KINDS[family]).from_pretrained(folder)
+    made = load_pipeline(KINDS[family], folder)
     made.scheduler = diffusers.DDIMScheduler.from_config(made.scheduler.config)
-    made.set_progress_bar_config(disable=True)
     return made
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
 from mmgrpo.diffusion.planners import PLANS
@@ -14,6 +12,7 @@ from mmgrpo.types import Image, Media, Prompt, Turn
 from pipelines.visual import wan_tiny
 from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import FlowModel
+from pipelines.visual.library import load_pipeline
 from tests.building import load
 from tests.libraries.pipelines.visual.drawing import STEPS
 
@@ -69,31 +68,16 @@ def ours(folder: Path, pictures: bool = False, **options: Any) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, output: str, pictures: bool = False, lora: str | Path = "", **options: Any):
     """What diffusers' pipeline makes of the same noise, on its own noise levels; ``lora`` is a folder of adapters."""
-    from diffusers.pipelines.wan import pipeline_wan_i2v
-
-    pipe = kind(pictures).from_pretrained(folder)
-    pipe.set_progress_bar_config(disable=True)
-    if lora:
-        pipe.load_lora_weights(lora)
-        if pipe.transformer_2 is not None:
-            pipe.load_lora_weights(f"{lora}/transformer_2", load_into_transformer_2=True)
+    pipe = load_pipeline("WanImageToVideoPipeline" if pictures else "WanPipeline", folder, lora)
     given = {"num_frames": 9, "num_inference_steps": STEPS, "guidance_scale": 1.0, "output_type": output} | options
     if not pictures:
         return pipe(prompt=list(WORDS), latents=x.clone(), **SIZE, **given).frames
-    with pytest.MonkeyPatch.context() as patch:
-        # This pipeline calls ftfy even where it is missing. It leaves printable ASCII as it is.
-        patch.setattr(pipeline_wan_i2v, "ftfy", SimpleNamespace(fix_text=lambda text: text), raising=False)
-        clips = [
-            pipe(
-                first_frame(prompt, "the test", (SIZE["height"], SIZE["width"])),
-                prompt=prompt.text,
-                latents=one[None].clone(),
-                **SIZE,
-                **given,
-            ).frames
-            for prompt, one in zip(PICTURED, x, strict=True)
-        ]
-    return torch.cat(clips)
+    size = SIZE["height"], SIZE["width"]
+    clips = [
+        pipe(first_frame(prompt, "the test", size), prompt=prompt.text, latents=one[None].clone(), **SIZE, **given)
+        for prompt, one in zip(PICTURED, x, strict=True)
+    ]
+    return torch.cat([clip.frames for clip in clips])
 
 
 def clips_of(outputs: list) -> torch.Tensor:

@@ -13,7 +13,7 @@ from mmgrpo.diffusion.kernels import ddim
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt, Request
 from pipelines.visual import sdxl
-from tests.building import check_scores
+from tests.building import check_scores, denoising_policy_over
 from tests.libraries.pipelines.visual.denoising import KINDS, PROMPTS, draw, ours, pipe, predicted, theirs
 from tests.libraries.pipelines.visual.drawing import noise, shake
 from tests.tiny import maker, tiny_checkpoint
@@ -36,9 +36,7 @@ def folder() -> Folders:
 
 
 def policy_of(model, plan: str = "every_step") -> DenoisingPolicy:
-    return DenoisingPolicy(
-        model, steps=5, kernel_text="ddim(eta=1.0)", plan=plan, evaluation_steps=2, forward_batch_size=64
-    )
+    return denoising_policy_over(model, plan, kernel="ddim(eta=1.0)", steps=5)
 
 
 # ---- the same model as diffusers'

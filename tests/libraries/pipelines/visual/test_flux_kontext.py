@@ -9,16 +9,15 @@ import pytest
 import torch
 from PIL import Image as Pil
 
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Image, Media, Prompt, Request
 from pipelines.visual import flux
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.options import MemoryOptions
-from tests.building import check_scores, load, refuse_foreign
+from tests.building import check_scores, denoising_policy_over, load, refuse_foreign
 from tests.libraries.families.examples import SEEN, shown
 from tests.libraries.families.examples import noise as drawn
-from tests.libraries.pipelines.visual.drawing import STEPS, draw, noise, shake
+from tests.libraries.pipelines.visual.drawing import STEPS, check_adapters, draw, load_pipeline, noise
 from tests.tiny import maker, tiny_checkpoint
 
 DARK, LIGHT = drawn(3, 16, 24, seed=1) / 4, 1 - drawn(3, 16, 24, seed=2) / 4
@@ -36,16 +35,7 @@ def folder() -> Path:
 
 @pytest.fixture(scope="module")
 def pipe(folder) -> Any:
-    return pipeline(folder)
-
-
-def pipeline(folder: Path) -> Any:
-    """diffusers' own pipeline."""
-    from diffusers import FluxKontextPipeline
-
-    made = FluxKontextPipeline.from_pretrained(folder)
-    made.set_progress_bar_config(disable=True)
-    return made
+    return load_pipeline("FluxKontextPipeline", folder)
 
 
 def ours(folder: Path, **options) -> FlowModel:
@@ -163,26 +153,12 @@ def test_the_rows_come_back_in_their_order(folder):
 
 def test_saved_adapters_give_diffusers_the_same_picture(folder, pipe, tmp_path):
     model = ours(folder, lora_rank=2, lora_alpha=6)
-    shake(model.network)
-    start = noise(model)
-    end = draw(model, model.network, start, PROMPTS)
-    model.save(tmp_path, model.network)
-    plain, adapted = theirs(pipe, start), pipeline(folder)
-    adapted.load_lora_weights(tmp_path)
-    with_adapters = theirs(adapted, start)
-    torch.testing.assert_close(with_adapters, flux.pack(end), atol=1e-5, rtol=0)
-    assert (plain - with_adapters).abs().max() > 1e-3
+    library = lambda x, lora: theirs(load_pipeline("FluxKontextPipeline", folder, lora), x)  # noqa: E731
+    check_adapters(model, tmp_path, library, flux.pack, PROMPTS)
 
 
 def test_a_tree_over_edits_scores_as_it_sampled(folder):
-    policy = DenoisingPolicy(
-        ours(folder, true_cfg_scale=2.0),
-        steps=4,
-        kernel_text="dance(eta=0.3)",
-        plan="branch_tree(splits=[0, 1])",
-        evaluation_steps=2,
-        forward_batch_size=64,
-    )
+    policy = denoising_policy_over(ours(folder, true_cfg_scale=2.0), "branch_tree(splits=[0, 1])")
     rollout = policy.rollout(Request(PROMPTS, [0, 1, 2], 4, seed=0))
     check_scores(policy, rollout, 3)
 

@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt, Request
 from pipelines.visual.conditioning_image import first_frame as framed
 from pipelines.visual.flow import FlowModel
-from tests.building import check_scores, load
+from tests.building import check_scores, denoising_policy_over, load
 from tests.libraries.pipelines.visual.drawing import STEPS, draw, load_pipeline, noise, shake
 from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, UNJUDGED, WORDS, clips_of
 from tests.tiny import maker, tiny_checkpoint
@@ -98,14 +97,7 @@ def test_no_noise_touches_the_first_frame_in_any_plan(folder, plan):
     vae = model.architecture.pipeline.vae
     decode = vae.decode
     vae.decode = lambda z, *more, **by: (decoded.append(z), decode(z, *more, **by))[1]
-    policy = DenoisingPolicy(
-        model,
-        steps=5,
-        kernel_text="dance(eta=0.3)",
-        plan=FOUR.get(plan, plan),
-        evaluation_steps=2,
-        forward_batch_size=64,
-    )
+    policy = denoising_policy_over(model, FOUR.get(plan, plan), steps=5)
     prompts = PICTURED[:1] + PICTURED[2:]
     rollout = policy.rollout(Request(prompts, [0, 1], 4, seed=0))
     check_scores(policy, rollout, 7)

@@ -19,6 +19,7 @@ from pipelines.conditions import SUFFIX
 from pipelines.visual import flux, sana, sana_video, sd3
 from pipelines.visual.options import FlowOptions
 from tests.building import check_scores, load
+from tests.libraries.pipelines.visual.drawing import load_pipeline
 from tests.tiny import maker, tiny_checkpoint
 
 WORDS = ["a red circle", "a blue square and a circle.", "a red circle"]
@@ -109,12 +110,10 @@ def folders() -> Any:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_sample_equals_the_pipeline_of_diffusers_with_the_negative_prompts_of_the_rows(name, folders):
-    import diffusers
 
     case, model = CASES[name], model_of(name, folders(name), 4.0)
     x = torch.randn(3, *model.latent_shape(), generator=torch.Generator().manual_seed(3))
-    pipe = getattr(diffusers, case.pipeline).from_pretrained(folders(name))
-    pipe.set_progress_bar_config(disable=True)
+    pipe = load_pipeline(case.pipeline, folders(name))
     case.prepare(pipe)
     theirs = pipe(
         prompt=WORDS,

@@ -17,7 +17,6 @@ from mmgrpo.config.plugins import locate
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.diffusion.kernels import kernel, noise_table
 from mmgrpo.family import family
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt, Request
 from pipelines.pretrained import check_scheduler
 from pipelines.training import Training
@@ -34,7 +33,7 @@ from pipelines.visual import (
     z_image,
 )
 from reward_models.rules.toy_videos import film_score
-from tests.building import load, refuse_foreign
+from tests.building import denoising_policy_over, load, refuse_foreign
 from tests.tiny import maker, tiny_checkpoint
 
 KERNELS = ("flow_sde(a=0.7)", "flow_sde_wan", "dance(eta=0.3)", "cps(a=0.8)", "flow_ddim(eta=0.7)", "edm_churn")
@@ -251,9 +250,7 @@ def test_a_turbo_model_starts_at_the_last_timestep(copied):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_states_of_wan_have_the_size_of_noise_on_its_own_levels(kernel, tiny):
     model = load(wan, tiny(wan), height=16, width=16, frames=5, guidance=1.0)
-    policy = DenoisingPolicy(
-        model, steps=20, kernel_text=kernel, plan="every_step", evaluation_steps=2, forward_batch_size=64
-    )
+    policy = denoising_policy_over(model, kernel=kernel, steps=20)
     assert policy.grid.levels[0] == pytest.approx(1 - 1e-6, abs=1e-7)
     [walk] = policy.rollout(Request([Prompt("a red square")], [0], 4, seed=0)).steps.walks  # type: ignore[attr-defined]
     rms = walk.states.flatten(1).square().mean(1).sqrt()
@@ -289,11 +286,10 @@ def test_videos_are_as_good_on_the_levels_of_published_wan_checkpoints_as_on_eul
             diffusers.UniPCMultistepScheduler(
                 prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
             ).save_pretrained(folder / "scheduler")
-        policy = DenoisingPolicy(
+        policy = denoising_policy_over(
             load(wan, folder, guidance=1.0),
+            kernel="flow_sde(a=0.7)",
             steps=10,
-            kernel_text="flow_sde(a=0.7)",
-            plan="every_step",
             evaluation_steps=10,
             forward_batch_size=1024,
         )
@@ -456,9 +452,9 @@ def test_what_a_network_keeps_in_fp32_stays_so_after_loading_adapting_and_saving
     before = {key: value.clone() for key, value in named.items()}
     model.save(tmp_path / "saved", model.network)
     assert all(torch.equal(value, before[key]) for key, value in named.items())
-    rollout = DenoisingPolicy(
-        model, steps=3, kernel_text="flow_sde", plan="every_step", evaluation_steps=2, forward_batch_size=8
-    ).rollout(Request([Prompt("a red square")], [0], 2, seed=0))
+    rollout = denoising_policy_over(model, kernel="flow_sde", steps=3, forward_batch_size=8).rollout(
+        Request([Prompt("a red square")], [0], 2, seed=0)
+    )
     assert bool(rollout.decisions.log_probs.isfinite().all())
 
 

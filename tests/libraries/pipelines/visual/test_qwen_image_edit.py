@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Image, Media, Prompt, Request, Turn
 from pipelines.pretrained import architecture
 from pipelines.visual import flux, qwen_image, qwen_tiny_parts
 from pipelines.visual.conditioning_image import conditioning_image
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
-from tests.building import check_scores, load, refuse_foreign
-from tests.libraries.pipelines.visual.drawing import STEPS, check_adapters, check_sample, noise
+from tests.building import check_scores, denoising_policy_over, load, refuse_foreign
+from tests.libraries.pipelines.visual.drawing import STEPS, check_adapters, check_sample, load_pipeline, noise
 from tests.tiny import maker, tiny_checkpoint
 from tests.tiny.parts import qwen_images
 
@@ -61,17 +58,9 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: str | Path = "") -> torch.Tensor:
     """What diffusers' pipeline makes of the same noise and pictures, one at a time, on its own noise levels."""
-    from diffusers import QwenImageEditPipeline, QwenImageEditPlusPipeline
-
-    plus = json.loads((folder / "model_index.json").read_text())["_class_name"] == "QwenImageEditPlusPipeline"
     # transformers' own class needs torchvision for clips, and reads pictures alike.
     processor = qwen_image.edit_processor().from_pretrained(folder / "processor")
-    pipe: Any = (QwenImageEditPlusPipeline if plus else QwenImageEditPipeline).from_pretrained(
-        folder, processor=processor
-    )
-    pipe.set_progress_bar_config(disable=True)
-    if lora:
-        pipe.load_lora_weights(lora)
+    pipe = load_pipeline(architecture(str(folder)), folder, lora, processor=processor)
     pictures = [
         pipe(
             image=conditioning_image(prompt, "qwen_image_edit"),
@@ -212,14 +201,7 @@ def test_saved_adapters_give_diffusers_the_same_picture(folder, tmp_path):
 
 
 def test_a_tree_runs_on_it_with_the_guidance_of_the_rollout(folder):
-    policy = DenoisingPolicy(
-        ours(folder),
-        steps=4,
-        kernel_text="dance(eta=0.3)",
-        plan="branch_tree(splits=[0, 1])",
-        evaluation_steps=2,
-        forward_batch_size=64,
-    )
+    policy = denoising_policy_over(ours(folder), "branch_tree(splits=[0, 1])")
     rollout = policy.rollout(Request(PROMPTS, [0, 1, 2], 4, seed=0))
     assert rollout.outputs[0].pixels.shape == (3, 16, 24)
     check_scores(policy, rollout, 5)

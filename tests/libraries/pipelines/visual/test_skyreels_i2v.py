@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt, Request
 from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.options import MemoryOptions
-from tests.building import check_scores, load
+from tests.building import check_scores, denoising_policy_over, load
 from tests.libraries.pipelines.visual.drawing import STEPS, check_adapters, check_sample, draw, load_pipeline, noise
 from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, UNJUDGED
 from tests.tiny import maker, tiny_checkpoint
@@ -73,14 +72,7 @@ def test_no_noise_touches_the_picture_in_any_plan(folder, plan):
     model.network.register_forward_pre_hook(
         lambda _, __, named: inputs.append(named["hidden_states"]), with_kwargs=True
     )
-    policy = DenoisingPolicy(
-        model,
-        steps=5,
-        kernel_text="dance(eta=0.3)",
-        plan=FOUR.get(plan, plan),
-        evaluation_steps=2,
-        forward_batch_size=64,
-    )
+    policy = denoising_policy_over(model, FOUR.get(plan, plan), steps=5)
     prompts = PICTURED[:1] + PICTURED[2:]
     rollout = policy.rollout(Request(prompts, [0, 1], 4, seed=0))
     check_scores(policy, rollout, 7)

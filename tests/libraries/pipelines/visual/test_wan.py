@@ -8,14 +8,13 @@ import shutil
 import pytest
 import torch
 
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt, Request
 from pipelines.training import Training
 from pipelines.visual import wan
 from pipelines.visual.options import WanOptions
 from pipelines.visual.wan_experts import Experts
-from tests.building import load
-from tests.libraries.pipelines.visual.drawing import check_sample, draw, noise, shake
+from tests.building import denoising_policy_over, load
+from tests.libraries.pipelines.visual.drawing import check_adapters, check_sample, draw, noise, shake
 from tests.libraries.pipelines.visual.filming import TEXTS, VERSIONS, checkpoint, clips_of, ours, theirs
 
 
@@ -84,9 +83,7 @@ def test_each_row_passes_through_the_network_of_its_time(two):
 @pytest.mark.parametrize("options", [{}, {"lora_rank": 2}])
 def test_two_networks_are_trained_and_compared_with_both_references(two, options):
     model = ours(two, guidance=4.0, guidance_2=2.0, keep_reference=True, **options)
-    policy = DenoisingPolicy(
-        model, steps=4, kernel_text="dance(eta=0.3)", plan="every_step", evaluation_steps=2, forward_batch_size=64
-    )
+    policy = denoising_policy_over(model)
     rollout = policy.rollout(Request(TEXTS[:2], [0, 1], 2, seed=0))
     with torch.no_grad():
         for number, parameter in enumerate(p for p in model.network.parameters() if p.requires_grad):
@@ -156,15 +153,10 @@ def test_a_network_without_rows_is_not_called(pictures):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_saved_adapters_give_diffusers_the_same_clip(folders, tmp_path, version):
     model = ours(folders[version], guidance=4.0, lora_rank=2, lora_alpha=6)
-    shake(model.network)
-    start = noise(model)
-    end = draw(model, model.network, start, TEXTS)
-    model.save(tmp_path, model.network)
-    adapted = theirs(folders[version], start, "latent", lora=tmp_path, guidance_scale=4.0)
-    torch.testing.assert_close(adapted, end, atol=2e-5, rtol=0)
-    assert (theirs(folders[version], start, "latent", guidance_scale=4.0) - end).abs().max() > 1e-2
-    again = ours(folders[version], guidance=4.0, weights=tmp_path)
-    assert torch.equal(draw(again, again.network, start, TEXTS), end)
+    library = lambda x, lora: theirs(folders[version], x, "latent", lora=lora, guidance_scale=4.0)  # noqa: E731
+    check_adapters(model, tmp_path, library, prompts=TEXTS, close=2e-5)
+    again, start = ours(folders[version], guidance=4.0, weights=tmp_path), noise(model)
+    assert torch.equal(draw(again, again.network, start, TEXTS), draw(model, model.network, start, TEXTS))
 
 
 def test_adapters_of_one_network_do_not_continue_two(folders, two, tmp_path):

@@ -14,7 +14,7 @@ from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Request
 from pipelines.visual import wan
 from pipelines.visual.families import FAMILIES
-from tests.building import check_scores, load, matching_policy_over, refuse_foreign
+from tests.building import check_scores, denoising_policy_over, load, matching_policy_over, refuse_foreign
 from tests.libraries.pipelines.visual.drawing import draw, shake
 from tests.libraries.pipelines.visual.filming import (
     FOUR,
@@ -89,14 +89,7 @@ class Watch:
 
 
 def policy_of(model, plan: str) -> DenoisingPolicy:
-    return DenoisingPolicy(
-        model,
-        steps=5,
-        kernel_text="dance(eta=0.3)",
-        plan=FOUR.get(plan, plan),
-        evaluation_steps=3,
-        forward_batch_size=64,
-    )
+    return denoising_policy_over(model, FOUR.get(plan, plan), steps=5, evaluation_steps=3)
 
 
 def check_first_frames(model, watch: Watch, policy: Any) -> None:

@@ -13,7 +13,7 @@ from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.randomness import stream
 from mmgrpo.types import Prompt, Request, Video
 from pipelines.visual import wan
-from tests.building import check_scores, load
+from tests.building import check_scores, denoising_policy_over, load
 from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, TEXTS, UNJUDGED, checkpoint, ours
 from tests.tiny import tiny_checkpoint
 
@@ -21,13 +21,8 @@ STEPS, ETA = 5, 0.3
 
 
 def policy_of(model: Any, plan: str) -> DenoisingPolicy:
-    return DenoisingPolicy(
-        model,
-        steps=STEPS,
-        kernel_text=f"dance(eta={ETA})",
-        plan=plan,
-        evaluation_steps=3,
-        forward_batch_size=3,
+    return denoising_policy_over(
+        model, plan, kernel=f"dance(eta={ETA})", steps=STEPS, evaluation_steps=3, forward_batch_size=3
     )
 
 
