@@ -73,7 +73,7 @@ def test_a_shared_decision_counts_once_and_has_the_mean_of_its_rows():
 
 
 @pytest.mark.parametrize(
-    ("states", "whole", "paper", "load_pipeline"),
+    ("states", "whole", "paper", "released"),
     [
         # d = -.05 .15 -.05 .15; s = -1 1 -1 1: step 2 turns; the last cannot, since sign(R - R_4) is 0
         ([0.50, 0.45, 0.60, 0.55, 0.70], 0.2, [-0.05, 0.25, -0.05, 0.15], [0.2, 0.35, 0.2, 0.35]),
@@ -84,19 +84,19 @@ def test_a_shared_decision_counts_once_and_has_the_mean_of_its_rows():
     ],
 )
 @pytest.mark.parametrize("block", ["turning_points(balanced=False", "turning_points_released("])
-def test_at_turning_points_a_step_gets_the_rest_of_the_way(block, states, whole, paper, load_pipeline):
+def test_at_turning_points_a_step_gets_the_rest_of_the_way(block, states, whole, paper, released):
     """Seen by a second row whose states are all equal, so every step's rewards are (r, 0): +-1 where r is not 0,
     and their difference comes from a group in which the sizes are kept (three rows)."""
-    wanted = paper if "load_pipeline" not in block else load_pipeline
+    wanted = paper if "released" not in block else released
     scale = 10.0  # a row of gains 10, which no rule changes: 10 a step, and the last is its whole
     other = [scale * t for t in range(5)]
     made = of_states([states, [0.3] * 5, other])
     block = block + (", " if "balanced" in block else "") + "eps=0, limit=inf)"
     got = credit(block, [states[-1], 0.3, other[-1]], made)
     assert whole == pytest.approx(states[-1] - states[0])
-    top = [scale * 4] * 4 if "load_pipeline" in block else [scale] * 4
-    top[0] += scale if "load_pipeline" in block else 0  # its first step turns: eta d_1, or the whole way
-    top[0] = scale * 4 if "load_pipeline" not in block else top[0]
+    top = [scale * 4] * 4 if "released" in block else [scale] * 4
+    top[0] += scale if "released" in block else 0  # its first step turns: eta d_1, or the whole way
+    top[0] = scale * 4 if "released" not in block else top[0]
     expected = torch.tensor([wanted, [0.0] * 4, top]).double()
     expected = (expected - expected.mean(0)) / expected.std(0, correction=0)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)

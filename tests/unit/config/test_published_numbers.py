@@ -1,4 +1,4 @@
-"""Numbers of presets that make them what their names say, as the papers and their load_pipeline code state them."""
+"""Numbers of presets that make them what their names say, as the papers and their released code state them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Presets against the load_pipeline code of their papers, on numbers that can be checked by hand."""
+"""Presets against the released code of their papers, on numbers that can be checked by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions of pictures and clips on the axes time, height and width, in numbers of the load_pipeline models."""
+"""Positions of pictures and clips on the axes time, height and width, in numbers of the released models."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_media_and_prompts_of_a_batch_have_positions_of_their_own(model):
 
 
 def test_pictures_stand_where_the_library_puts_them(model):
-    """Independent code: the model's own rule, which is the load_pipeline one for pictures."""
+    """Independent code: the model's own rule, which is the released one for pictures."""
     picture = Media("image", Image(torch.rand(3, 16, 40)))
     context = model.encode([Prompt("a", turns=(Turn("user", ("a", picture, "is", picture, "it")),))])
     kinds = (context.ids == model.network.config.image_token_id).long()

@@ -76,7 +76,7 @@ def test_precision_is_the_quality_of_what_was_matched_and_recall_the_share_of_wh
         ([NARROW, FAIR], (0.8, 1), (0.4, 0.5)),
         ([FAIR, NARROW], (0.8, 1), (0.4, 0.5)),
         ([CAT], (1, 0.5), (1, 0.5)),
-        ([CAT, DOG, {"bbox_2d": [500, 500, 600, 600], "label": "cat"}], (1, 1), (1, 1)),  # as in the load_pipeline code
+        ([CAT, DOG, {"bbox_2d": [500, 500, 600, 600], "label": "cat"}], (1, 1), (1, 1)),  # as in the released code
         ([{"bbox_2d": [500, 500, 600, 600], "label": "cat"}], (0, 0), (0, 0)),
         ([], (0, 0), (0, 0)),
         ("```json\n" + json.dumps([CAT, DOG]) + "\n```", (1, 1), (1, 1)),

@@ -168,7 +168,7 @@ def test_what_tools_give_is_a_reward_and_what_fails_is_none():
 
 
 def test_calls_are_assigned_to_give_the_most():
-    """Taking the first best in turn, as the load_pipeline code does, gives .42857."""
+    """Taking the first best in turn, as the released code does, gives .42857."""
     gold = [{"name": "a", "parameters": {"p": 1, "q": 2}}, {"name": "a", "parameters": {"p": 1, "q": 3}}]
     found = calls(("a", {"p": 1, "q": 3}), ("a", {"p": 9, "q": 2}))
     assert tool_calls.tool_match([Prompt("", answer=gold)], [found]) == [pytest.approx(6 * 6 / 7 - 3)]
