@@ -47,18 +47,20 @@ def decisions(config: Config) -> str:
     return DECISIONS[config.sampling.policy]
 
 
-def has(config: Config) -> frozenset[str]:
-    """What blocks may require of the rollouts of a denoising policy (``mmgrpo.requirements``)."""
-    sampling, plans = config.sampling, []
-    if sampling.policy == "transitions":
-        plans = first_plans(config)[0]
+def has(config: Config, drawn_apart: bool = False) -> frozenset[str]:
+    """What blocks may require of the rollouts of a denoising policy (``mmgrpo.requirements``); ``drawn_apart``: another
+    model draws in place of the policy. Only transitions are drawn with a probability, and by a plan."""
+    sampling = config.sampling
+    if sampling.policy != "transitions":
+        return frozenset({"positions"})
+    plans, _ = first_plans(config)
     there = {
         "tree": any(shares_decisions(plan) for plan in plans),
         "later_steps": any(prunable(plan) for plan in plans),
         "positions": True,
         "subtrees": any(1 < plan.roots < plan.rows for plan in plans),
-        "steps": bool(plans) and bool(sampling.completion_steps),
-        "sampler": config.rollout.engine != "policy",
+        "steps": bool(sampling.completion_steps),
+        "sampler": drawn_apart or config.rollout.engine != "policy",
     }
     return frozenset(name for name, known in there.items() if known)
 

@@ -185,8 +185,7 @@ def is_guided(config: Config, guidance: str) -> bool:
 
 def drawn_with(config: Config) -> frozenset[str]:
     """What blocks may require of its rollouts; those of another guidance are drawn by another model."""
-    other = config.sampling.policy == "transitions" and config.sampling.rollout_guidance
-    return has(config) | ({"sampler"} if other else set())
+    return has(config, drawn_apart=bool(config.sampling.rollout_guidance))
 
 
 def arithmetic(config: Config, *, guidance: str) -> Arithmetic:

@@ -133,6 +133,9 @@ def test_decisions_of_another_kind_leave_the_settings_of_a_preset_out():
         arithmetic(resolved("tree_grpo", "flow", policy="matching"))
 
 
+NFT = ["--algorithm.preset", "diffusion_nft"]
+
+
 @pytest.mark.parametrize(
     ("policy", "options", "line"),
     [
@@ -141,6 +144,7 @@ def test_decisions_of_another_kind_leave_the_settings_of_a_preset_out():
         ("flow", ["--algorithm.preset", "tree_grpo", "--sampling.plan", "every_step"], "keys.*tree.*roots"),
         ("flow", ["--algorithm.preset", "dense_grpo", "--sampling.completion-steps", "0"], "step_return.*completion"),
         ("flow", ["--algorithm.mismatch", "tis"], "mismatch.*tis.*rollout_guidance"),
+        ("flow", [*NFT, "--rollout.engine", "sampler", "--algorithm.mismatch", "tis"], "mismatch.*tis"),
         ("tokens", ["--algorithm.mismatch", "mis"], "mismatch.*mis.*rollout.engine"),
         ("tokens", ["--algorithm.preset", "mini_rl"], "mismatch.*tis.*rollout.engine"),
         ("tokens", ["--algorithm.off-policy", "luffy(gamma=0.1)"], "off_policy.*luffy.*data.reference_in_group"),
