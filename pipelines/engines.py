@@ -61,8 +61,8 @@ def draw_with_engine(
                 "not divided"
             )
         settings: Any = {"max_gap": gap, "overlaps": overlaps}
-        made = [SynchronizedDenoiser(engine, partial(parameters, network), **settings) for [engine] in engines]
-        return policy.draw_with(lanes_of(made))
+        denoisers = [SynchronizedDenoiser(engine, partial(parameters, network), **settings) for [engine] in engines]
+        return policy.draw_with(lanes_of(denoisers))
     foreign = any(engine.form != "own" for lane in engines for engine in lane)
     if foreign and process == 0 and (experts := experts_of(network)):
         print(
@@ -97,8 +97,8 @@ def draw_with_engine(
         )
 
     def together(several: Sequence[Engine]) -> Synchronized | Balanced:
-        made = [synchronize(engine) for engine in several]
-        return made[0] if len(made) == 1 else Balanced(made, patience=rollout.patience)
+        samplers = [synchronize(engine) for engine in several]
+        return samplers[0] if len(samplers) == 1 else Balanced(samplers, patience=rollout.patience)
 
     lanes = [together(several) for several in engines]
     policy.draw_with(lanes[0] if len(lanes) == 1 else Lanes(lanes))

@@ -147,7 +147,7 @@ class ExistingLora:
         usual = [f"{place}{name}" for name in (DIFFUSERS_FILE, PEFT_FILES[1]) if f"{place}{name}" in files]
         noise = [name for name in files if name.endswith(f"{NOISES[self.second]}.safetensors")]
         top = [] if self.second else [name for name in files if "/" not in name]
-        candidates = next((some for some in (usual, noise, top) if some), [])
+        candidates = next((group for group in (usual, noise, top) if group), [])
         if len(candidates) != 1:
             pickles = [] if candidates else sorted(folder.glob("*.bin"))
             if pickles:
@@ -387,12 +387,12 @@ def combine_adapters(
         for name, down in weights.items()
         if name.endswith(".lora_A.weight")
     }
-    both = {name: [some[name] for some in (adapters, saved) if name in some] for name in sorted({*adapters, *saved})}
-    rank = max(sum(len(factors.down) for factors in some) for some in both.values())
+    both = {name: [side[name] for side in (adapters, saved) if name in side] for name in sorted({*adapters, *saved})}
+    rank = max(sum(len(factors.down) for factors in parts) for parts in both.values())
     tensors = {}
-    for name, some in both.items():
-        down = torch.cat([factors.down for factors in some])
-        up = torch.cat([factors.up * factors.scale for factors in some], dim=1)
+    for name, parts in both.items():
+        down = torch.cat([factors.down for factors in parts])
+        up = torch.cat([factors.up * factors.scale for factors in parts], dim=1)
         filled = rank - len(down)
         down = torch.cat([down, down.new_zeros(filled, *down.shape[1:])])
         up = torch.cat([up, up.new_zeros(len(up), filled)], dim=1)

@@ -47,19 +47,19 @@ def quantize(network: Any, how: str, dtype: torch.dtype, frozen: Sequence[nn.Mod
     for name, linear in chosen:
         sizes, bias = (linear.in_features, linear.out_features), linear.bias is not None
         weight, device = linear.weight.detach(), linear.weight.device
-        made: Any
+        quantized: Any
         if how == "4bit":
-            made = layers.Linear4bit(*sizes, bias, compute_dtype=dtype, quant_type="nf4", compress_statistics=True)
-            made.weight = layers.Params4bit(
-                weight.to("cpu"), requires_grad=False, quant_type="nf4", compress_statistics=True, module=made
+            quantized = layers.Linear4bit(*sizes, bias, compute_dtype=dtype, quant_type="nf4", compress_statistics=True)
+            quantized.weight = layers.Params4bit(
+                weight.to("cpu"), requires_grad=False, quant_type="nf4", compress_statistics=True, module=quantized
             )
         else:
-            made = layers.Linear8bitLt(*sizes, bias, has_fp16_weights=False, threshold=OUTLIERS)
-            made.weight = layers.Int8Params(weight.to("cpu"), requires_grad=False, has_fp16_weights=False)
+            quantized = layers.Linear8bitLt(*sizes, bias, has_fp16_weights=False, threshold=OUTLIERS)
+            quantized.weight = layers.Int8Params(weight.to("cpu"), requires_grad=False, has_fp16_weights=False)
         if bias:
-            made.bias = nn.Parameter(linear.bias.detach(), requires_grad=False)
+            quantized.bias = nn.Parameter(linear.bias.detach(), requires_grad=False)
         parent, _, leaf = name.rpartition(".")
-        setattr(network.get_submodule(parent), leaf, made.to(device).requires_grad_(False))
+        setattr(network.get_submodule(parent), leaf, quantized.to(device).requires_grad_(False))
     return len(chosen)
 
 

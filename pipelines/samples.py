@@ -29,7 +29,7 @@ def write_texts(stem: Path, shown: Shown) -> None:
         media,
         boxes=[note.get("boxes", {}) for note in notes],
         aligned=[note.get("aligned", []) for note in notes],
-        returned=[[preview(image) for call in some for image in call.images] for some in calls],
+        returned=[[preview(image) for call in row for image in call.images] for row in calls],
     )
 
 

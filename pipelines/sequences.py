@@ -159,8 +159,8 @@ def mask_by_process(
         places = torch.arange(total, device=device)
         real = real[:, None] & (places <= places[total - last :, None])
     parts = [
-        nn.functional.pad(part, (0, whole - some))
-        for part, (some, whole) in zip(real.split([some for some, _ in lengths], dim=2), lengths, strict=True)
+        nn.functional.pad(part, (0, whole - length))
+        for part, (length, whole) in zip(real.split([length for length, _ in lengths], dim=2), lengths, strict=True)
     ]
     parts = [nn.functional.pad(part, (0, 0, 0, filled - last)) for part in parts]
     # Padding attends to itself: a token that attends to nothing has no state, not even one that nobody reads.

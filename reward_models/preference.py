@@ -95,14 +95,14 @@ def frozen_features(
     """The features that ``module:function`` computes, in fp32 and without gradient."""
     embed: Callable[..., Any] = load_object(name, "preference: features")
     with torch.no_grad():
-        made = embed(prompts, outputs, **parameters, device=device)
-        if isinstance(made, tuple):
-            images, texts = made
-            made = torch.cat([images, texts, images * texts], 1)
-    if not isinstance(made, Tensor) or made.ndim != 2 or len(made) != len(outputs):
-        shape = list(made.shape) if isinstance(made, Tensor) else type(made).__name__
+        features = embed(prompts, outputs, **parameters, device=device)
+        if isinstance(features, tuple):
+            images, texts = features
+            features = torch.cat([images, texts, images * texts], 1)
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(outputs):
+        shape = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise ValueError(f"preference: features '{name}': got {shape}, expected a tensor [{len(outputs)}, width]")
-    return made.float().to(device)
+    return features.float().to(device)
 
 
 def last_token(hidden: Float[Tensor, "N T width"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N width"]:

@@ -90,10 +90,10 @@ def examples(model: PreferenceModel, comparisons: Sequence[Comparison], device: 
     """Features and pairs of comparisons; frozen features are computed here once."""
     parts, first, second, human, count = [], [], [], [], 0
     for start in progress_bar(range(0, len(comparisons), batch), "features"):
-        some = comparisons[start : start + batch]
-        prompts = [prompt for c in some for prompt in [c.to_prompt()] * len(c.candidates)]
-        parts.append(model.features(prompts, [output for c in some for output in c.outputs()], device))
-        for comparison in some:
+        chunk = comparisons[start : start + batch]
+        prompts = [prompt for c in chunk for prompt in [c.to_prompt()] * len(c.candidates)]
+        parts.append(model.features(prompts, [output for c in chunk for output in c.outputs()], device))
+        for comparison in chunk:
             for i, j, sign in pairs(comparison):
                 first.append(count + i)
                 second.append(count + j)

@@ -55,8 +55,8 @@ def text_classifier(
     a ``pair`` of texts, or both ``joined``. NaN for a text that is longer than the model reads. Its attention shares
     the reward among tokens for the credit ``share_gae``.
     """
-    made = [_read(prompt, output, model, form, label, device) for prompt, output in _rows(prompts, outputs)]
-    return [math.nan if result is None else result[0] for result in made]
+    results = [_read(prompt, output, model, form, label, device) for prompt, output in _rows(prompts, outputs)]
+    return [math.nan if result is None else result[0] for result in results]
 
 
 def attention_remarks(
@@ -66,8 +66,8 @@ def attention_remarks(
     over heads, divided by its sum (ABC, arXiv:2402.00782, as in its code)."""
 
     def remarks(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
-        made = [_read(prompt, output, model, form, label, device) for prompt, output in _rows(prompts, outputs)]
-        return [{} if result is None else {"shares": result[1]} for result in made]
+        results = [_read(prompt, output, model, form, label, device) for prompt, output in _rows(prompts, outputs)]
+        return [{} if result is None else {"shares": result[1]} for result in results]
 
     return remarks
 
@@ -129,10 +129,10 @@ def _read(
     if limit and read["input_ids"].shape[1] > limit:
         return None
     with torch.no_grad():
-        made = classifier.network(**{name: tensor.to(device) for name, tensor in read.items()}, output_attentions=True)
-    if label >= made.logits.shape[1]:
-        raise ValueError(f"rewards: {NAME}: label: got {label}, expected less than {made.logits.shape[1]}, of {model}")
-    return float(made.logits[0, label]), shares_of(made.attentions, places, len(output.whole) - len(output.text))
+        out = classifier.network(**{name: tensor.to(device) for name, tensor in read.items()}, output_attentions=True)
+    if label >= out.logits.shape[1]:
+        raise ValueError(f"rewards: {NAME}: label: got {label}, expected less than {out.logits.shape[1]}, of {model}")
+    return float(out.logits[0, label]), shares_of(out.attentions, places, len(output.whole) - len(output.text))
 
 
 def shares_of(

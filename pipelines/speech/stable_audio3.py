@@ -183,8 +183,8 @@ class StableAudio3:
         for frames, here in by_frames(conditioning):
             part = latents[put(here, latents.device), :, :frames].to(self.device)
             ends = conditioning.tensors[-1][here, 1].tolist()
-            made = recordings(self.pipeline.vae, part, ends, self.rate, self.decode_batch_size)
-            sounds |= dict(zip(here.tolist(), made, strict=True))
+            clips = recordings(self.pipeline.vae, part, ends, self.rate, self.decode_batch_size)
+            sounds |= dict(zip(here.tolist(), clips, strict=True))
         return [sounds[row] for row in range(len(latents))]
 
     def grid(self, steps: int) -> Grid:

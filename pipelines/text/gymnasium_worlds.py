@@ -138,9 +138,9 @@ def __getattr__(name: str) -> type:
     """``pipelines.text.gymnasium_worlds:FrozenLake-v1`` for ``sampling.tools``; names of gymnasium have a version."""
     if not re.fullmatch(r".+-v\d+", name):
         raise AttributeError(name)
-    made = gymnasium_world(name)
-    made.__name__ = made.__qualname__ = name
-    return made
+    world = gymnasium_world(name)
+    world.__name__ = world.__qualname__ = name
+    return world
 
 
 class _Failing:

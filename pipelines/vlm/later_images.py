@@ -69,7 +69,7 @@ class Joins:
                 *zip((end + chat.reply([turn]) for turn in turns), (images[1:2], images[2:])),
             ]
             whole = process(processor, "".join(text for text, _ in parts), images)
-            pieces = [process(processor, text, some, begins=not place) for place, (text, some) in enumerate(parts)]
+            pieces = [process(processor, text, shown, begins=not place) for place, (text, shown) in enumerate(parts)]
             single = [process(processor, question, [image]) for image in images]
             text = chat.text([{"role": "user", "content": [WORD]}]) + 2 * (end + chat.reply([[WORD]]))
             plain = process(processor, text, ())["input_ids"]
@@ -96,8 +96,8 @@ class Joins:
                 if not torch.equal(token_types(pieces[0][name], ids, types[name]), wanted):
                     raise ValueError(f"its processor gives one token several types ({name})")
                 continue
-            some = [inputs[name] for inputs in single if name in inputs]
-            same = [axis for axis in range(min(2, wanted.dim())) if torch.equal(_cat_padded(some, axis), wanted)]
+            columns = [inputs[name] for inputs in single if name in inputs]
+            same = [axis for axis in range(min(2, wanted.dim())) if torch.equal(_cat_padded(columns, axis), wanted)]
             if not same:
                 raise ValueError(f"its processor reads an image otherwise where there are others ({name})")
             axes[name] = same[0]

@@ -113,10 +113,10 @@ class Verdict:
 
 def verdicts(targets: Sequence[Target], result: dict[str, Any]) -> list[Verdict]:
     """The measured numbers of ``evaluate`` against targets of the same benchmark."""
-    made = []
+    rows = []
     for target in targets:
         value: Any = result
         for key in target.number.split("."):
             value = value[key]
-        made.append(Verdict(target, value, result["failed"]))
-    return made
+        rows.append(Verdict(target, value, result["failed"]))
+    return rows

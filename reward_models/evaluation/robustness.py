@@ -63,10 +63,10 @@ def _variants(best: Sequence[Case], seed: int) -> Mapping[str, Sequence[Case | N
 def _values(scorer: Scorer, cases: Sequence[Case | None], name: str, batch: int) -> Float[np.ndarray, "N"]:
     """Scores of the cases; NaN for None."""
     values = np.full(len(cases), math.nan)
-    some = [(row, case) for row, case in enumerate(cases) if case is not None]
-    for start in progress_bar(range(0, len(some), batch), f"{scorer.name}, {name}"):
-        rows = [row for row, _ in some[start : start + batch]]
-        prompts, outputs = ([case[side] for _, case in some[start : start + batch]] for side in (0, 1))
+    present = [(row, case) for row, case in enumerate(cases) if case is not None]
+    for start in progress_bar(range(0, len(present), batch), f"{scorer.name}, {name}"):
+        rows = [row for row, _ in present[start : start + batch]]
+        prompts, outputs = ([case[side] for _, case in present[start : start + batch]] for side in (0, 1))
         values[rows] = score_column(scorer.name, scorer.fn, prompts, outputs, scorer.trusted)  # type: ignore[arg-type]
     return values
 

@@ -77,9 +77,9 @@ class LocalJudge:
 
     def _batches(self, questions: Sequence[Question]) -> Iterator[dict[str, Tensor]]:
         for first in range(0, len(questions), self.batch):
-            some = questions[first : first + self.batch]
-            texts = [self._text(question) for question in some]
-            images = [[to_pil(part) for part in question.parts if isinstance(part, Image)] for question in some]
+            chunk = questions[first : first + self.batch]
+            texts = [self._text(question) for question in chunk]
+            images = [[to_pil(part) for part in question.parts if isinstance(part, Image)] for question in chunk]
             given = {"images": images} if any(images) else {}
             special = special_tokens(self.processor.tokenizer, texts[0])  # all are of one template
             inputs = self.processor(text=texts, **given, **special, padding=True, return_tensors="pt")

@@ -92,9 +92,9 @@ def judge_rubric(
     (arXiv:2509.04903). All are asked for in one question; an output without one of the numbers is NaN, and so are all
     outputs of a prompt whose criteria the judge did not write. ``media`` is that of ``judge_score``.
     """
-    made = _rubrics(prompts, outputs, judge, criteria, low, high, tokens, media, device)
+    rubrics = _rubrics(prompts, outputs, judge, criteria, low, high, tokens, media, device)
     values = []
-    for weights, numbers in made:
+    for weights, numbers in rubrics:
         if numbers is None:
             values.append(math.nan)
         else:
@@ -109,13 +109,13 @@ def rubric_remarks(**parameters: Any) -> Callable[[Sequence[Prompt], Sequence[Ou
 
     def remarks(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
         given = {name: p.default for name, p in inspect.signature(judge_rubric).parameters.items()} | parameters
-        made = _rubrics(prompts, outputs, *(given[name] for name in list(given)[2:]))
+        rubrics = _rubrics(prompts, outputs, *(given[name] for name in list(given)[2:]))
         high = given["high"]
         return [
             {}
             if numbers is None
             else {"failed": "\n".join(f"- {name}" for name, n in zip(weights, numbers, strict=True) if n < high)}
-            for weights, numbers in made
+            for weights, numbers in rubrics
         ]
 
     return remarks
@@ -190,15 +190,15 @@ def _rubrics(
     groups: dict[str, list[int]] = {}
     for place, form in enumerate(forms):
         groups.setdefault(form, []).append(place)
-    made: list[tuple[Mapping[str, float], list[float] | None]] = [(weights, None) for weights in rubrics]
+    rows: list[tuple[Mapping[str, float], list[float] | None]] = [(weights, None) for weights in rubrics]
     for form, places in groups.items():
         if not rubrics[places[0]]:
             continue  # the judge wrote no criteria
         read = functools.partial(_numbers, names=labels[places[0]], low=low, high=high)
         values = readings(judge_named(judge, device), [shown[place] for place in places], read, tokens, form, "rubric")
         for place, value in zip(places, values, strict=True):
-            made[place] = rubrics[place], value
-    return made
+            rows[place] = rubrics[place], value
+    return rows
 
 
 WRITE = """Task:

@@ -199,8 +199,8 @@ def judge_wrong_steps(
     weight 0 it marks the wrong steps for the credit ``marked_steps``. Critiques 2 3, 3 and 3 4 of four steps: 3 is
     wrong, .75; by majority 3, by union 2 3 4, .25.
     """
-    made = _wrong_steps(prompts, outputs, judge, count, vote, tokens, media, device, _against_answer)
-    return [math.nan if wrong is None else 1 - len(wrong) / len(steps) for steps, wrong in made]
+    critiques = _wrong_steps(prompts, outputs, judge, count, vote, tokens, media, device, _against_answer)
+    return [math.nan if wrong is None else 1 - len(wrong) / len(steps) for steps, wrong in critiques]
 
 
 @problem_reward(
@@ -231,8 +231,8 @@ def judge_own_errors(
     it marks them for the credit ``thought_rewards``. ``count`` and ``vote`` as of ``judge_wrong_steps``. Its words are
     ours.
     """
-    made = _wrong_steps(prompts, outputs, judge, count, vote, tokens, media, device, _of_itself(rule, tags))
-    return [math.nan if wrong is None else 1 - len(wrong) / len(steps) for steps, wrong in made]
+    critiques = _wrong_steps(prompts, outputs, judge, count, vote, tokens, media, device, _of_itself(rule, tags))
+    return [math.nan if wrong is None else 1 - len(wrong) / len(steps) for steps, wrong in critiques]
 
 
 def own_error_remarks(**parameters: Any) -> Callable[[Sequence[Prompt], Sequence[Output]], list[Mapping[str, Any]]]:
@@ -252,8 +252,8 @@ def _step_marks(
 ) -> Callable[[Sequence[Prompt], Sequence[Output]], list[Mapping[str, Any]]]:
     def remarks(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
         said = []
-        made = _wrong_steps(prompts, outputs, **given, asking=asking)
-        for output, (steps, wrong) in zip(texts(outputs, "a judge of steps"), made, strict=True):
+        critiques = _wrong_steps(prompts, outputs, **given, asking=asking)
+        for output, (steps, wrong) in zip(texts(outputs, "a judge of steps"), critiques, strict=True):
             ahead = len(output.whole) - len(output.text)  # what the chat template wrote of the answer
             ends = [first for first, _ in steps[1:]] + [len(output.whole) + 1]
             marks = [
@@ -332,14 +332,14 @@ def _wrong_steps(
         every.append(steps)
     read = partial(numbers_after, label=WRONG)
     answers = readings(judge_named(judge, device), questions, read, tokens, f"End with one line:\n{WRONG}: <numbers>")
-    made: list[tuple[list[tuple[int, int]], frozenset[int] | None]] = []
+    rows: list[tuple[list[tuple[int, int]], frozenset[int] | None]] = []
     for place, steps in enumerate(every):
         critiques = [critique for critique in answers[place * count : (place + 1) * count] if critique is not None]
         critiques = [critique for critique in critiques if all(1 <= number <= len(steps) for number in critique)]
         votes = Counter(number for critique in critiques for number in critique)
         wrong = frozenset(number for number, given in votes.items() if VOTES[vote](given, len(critiques)))
-        made.append((steps, wrong if critiques else None))
-    return made
+        rows.append((steps, wrong if critiques else None))
+    return rows
 
 
 def numbers_after(text: str | None, label: str) -> frozenset[int] | None:

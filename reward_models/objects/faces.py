@@ -52,8 +52,8 @@ def face_identity(prompts: Sequence[Prompt], outputs: Sequence[Output], embed: s
     sources = {id(prompts[row]): source_image(prompts[row]) for row in images}
     faces = _embed([*sources.values(), *images.values()], embed, device)
     before, after = dict(zip(sources, faces, strict=False)), faces[len(sources) :]
-    for row, made in zip(images, after, strict=True):
-        values[row] = identity_kept(before[id(prompts[row])], made)
+    for row, features in zip(images, after, strict=True):
+        values[row] = identity_kept(before[id(prompts[row])], features)
     return values
 
 

@@ -85,15 +85,15 @@ def letter(answer: str, prompt: Prompt) -> str:
     "" for any other answer: "a dog" is not choice A, and neither is "A. red B. blue", which lists several, nor a letter
     with the text of another option.
     """
-    some = options(prompt)
-    if named := _letter_of(some, words(answer)):
+    listed = options(prompt)
+    if named := _letter_of(listed, words(answer)):
         return named
     bare = without_end(unwrap(answer)).strip("\"'")
     match = _split_letter(bare) or _split_letter(_NAMED.sub("", bare, count=1) if _NAMED.match(bare) else "")
     if match is None or _OTHER_LETTER.search(match[1]):
         return ""  # "A. red B. blue" lists choices
     letter, behind = match[0], words(match[1])
-    return letter if _letter_of(some, behind) in ("", letter) else ""
+    return letter if _letter_of(listed, behind) in ("", letter) else ""
 
 
 def _split_letter(text: str) -> tuple[str, str] | None:
@@ -147,21 +147,23 @@ def gold_letter(prompt: Prompt, gold: object) -> str:
     Answer 1 of [cat, dog] is B (ScienceQA). A number that is the text of another option is an error, since it may mean
     either.
     """
-    some = options(prompt)
+    listed = options(prompt)
     plain = "" if isinstance(gold, bool) else str(gold).strip()
     bare = plain.strip("().").upper()
-    if labelled := [option.letter for option in some if bare in (option.label, option.letter)]:
+    if labelled := [option.letter for option in listed if bare in (option.label, option.letter)]:
         return labelled[0]
-    named = _letter_of(some, words(plain))
-    if some and isinstance(gold, int | str) and plain.isdecimal() and int(plain) < len(some):
-        place = some[int(plain)].letter
+    named = _letter_of(listed, words(plain))
+    if listed and isinstance(gold, int | str) and plain.isdecimal() and int(plain) < len(listed):
+        place = listed[int(plain)].letter
         if named in ("", place) or isinstance(gold, str):
             return named or place
     elif named:
         return named
-    if some or not re.fullmatch("[A-Z]", bare):
-        letters = ", ".join(option.letter for option in some)
-        malformed(prompt, f"one letter of {letters}, or the number of an option, the first 0" if some else "one letter")
+    if listed or not re.fullmatch("[A-Z]", bare):
+        letters = ", ".join(option.letter for option in listed)
+        malformed(
+            prompt, f"one letter of {letters}, or the number of an option, the first 0" if listed else "one letter"
+        )
     return bare
 
 

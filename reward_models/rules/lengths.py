@@ -120,8 +120,8 @@ def budget_length(
     ``right``.
     """
     values = []
-    some = texts(outputs, "budget_length")
-    for prompt, text, value in zip(prompts, some, task(prompts, outputs, tags), strict=True):
+    answers = texts(outputs, "budget_length")
+    for prompt, text, value in zip(prompts, answers, task(prompts, outputs, tags), strict=True):
         budget = budget_of(prompt)
         if math.isnan(value):
             values.append(value)

@@ -80,7 +80,7 @@ def corpus_interval(
     def score(places: npt.NDArray[np.int64]) -> float:
         return float(scorer._compute_score_from_stats(sums[places].sum(axis=0).tolist()).score)
 
-    scores = [score(places) for some in draws(len(sums), resamples, 0) for places in some]
+    scores = [score(places) for chunk in draws(len(sums), resamples, 0) for places in chunk]
     low, high = np.percentile(scores, [2.5, 97.5])
     mean = score(np.arange(len(sums)))
     return Interval(mean, float(low), float(high), len(sums)).as_dict()

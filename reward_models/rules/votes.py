@@ -104,8 +104,8 @@ def ballots(prompts: Sequence[Prompt], outputs: Sequence[Output], tags: bool = T
     sides = tuple(tuple(bool(prompts[row].meta.get("contrast")) for row in rows) for rows in members)
 
     def count() -> list[Ballot]:
-        some = [output.text for output in texts(outputs, "votes")]
-        answers = [normal(answer_of(text)) if tags else answer(text) for text in some]
+        completions = [output.text for output in texts(outputs, "votes")]
+        answers = [normal(answer_of(text)) if tags else answer(text) for text in completions]
         both = [list(zip(rows, side, strict=True)) for rows, side in zip(members, sides, strict=True)]
         return [Ballot([r for r, other in p if not other], [r for r, other in p if other], answers) for p in both]
 
@@ -237,8 +237,8 @@ def answer_is(
         raise ValueError(f"answer_is: of: got {of!r}, expected answer or gold")
     if of == "gold":
         return [float(normal(str(prompt.answer)) == normal(value)) for prompt in prompts]
-    some = [output.text for output in texts(outputs, "answer_is")]
-    return [float((normal(answer_of(text)) if tags else answer(text)) == normal(value)) for text in some]
+    completions = [output.text for output in texts(outputs, "answer_is")]
+    return [float((normal(answer_of(text)) if tags else answer(text)) == normal(value)) for text in completions]
 
 
 @reward("Text", range=(0, inf), scale="nats", reads=("rollout",), source="Intuitor, arXiv:2505.19590")

@@ -76,9 +76,9 @@ def train_map(
         potential_steps = torch.optim.Adam(potential.parameters(), rate, betas=(0.5, 0.9))
         for _ in progress_bar(range(steps), "training the map"):
             for _ in range(INNER):
-                some = texts[torch.randint(len(texts), (batch,))]
-                moved = mapping(some)
-                loss = map_loss(moved, some, potential(moved)[:, 0])
+                sample = texts[torch.randint(len(texts), (batch,))]
+                moved = mapping(sample)
+                loss = map_loss(moved, sample, potential(moved)[:, 0])
                 map_steps.zero_grad()
                 loss.backward()
                 map_steps.step()

@@ -236,8 +236,8 @@ def _exemplars(source: str, embed: str, device: str) -> Tensor:
         rows = embedded_texts(texts, embed, device, "frechet") if texts else torch.empty(0)
     else:
         files = [file for file in sorted(place.glob("*")) if file.suffix.lower() in (*IMAGE_NAMES, *SUFFIXES)]
-        some = [read_sound(file, "frechet") if _is_sound(file) else decode_image(file) for file in files]
-        rows = embeddings_of(some, embed, device, "frechet") if some else torch.empty(0)
+        outputs = [read_sound(file, "frechet") if _is_sound(file) else decode_image(file) for file in files]
+        rows = embeddings_of(outputs, embed, device, "frechet") if outputs else torch.empty(0)
     if len(rows) < 2 or not bool(rows.isfinite().all()):
         raise ValueError(
             f"frechet: exemplars: {place}: got {len(rows)} rows, expected a folder of at least two images or audio, "

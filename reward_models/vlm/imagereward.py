@@ -109,11 +109,11 @@ def image_reward(
     values = [float("nan")] * len(outputs)
     given = [(row, image) for row, image in enumerate(image_outputs(outputs, "image_reward")) if image is not None]
     for first in range(0, len(given), batch):
-        some = given[first : first + batch]
-        pixels = torch.stack([crop_of(model.side)(image) for _, image in some])
+        chunk = given[first : first + batch]
+        pixels = torch.stack([crop_of(model.side)(image) for _, image in chunk])
         with torch.no_grad():
-            scores = model.rewards([prompts[row].text for row, _ in some], pixels).tolist()
-        for (row, _), score in zip(some, scores, strict=True):
+            scores = model.rewards([prompts[row].text for row, _ in chunk], pixels).tolist()
+        for (row, _), score in zip(chunk, scores, strict=True):
             values[row] = score
     return values
 

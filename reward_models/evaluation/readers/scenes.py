@@ -98,15 +98,15 @@ def _fits(scene: Scene) -> bool:
 def make(split: str) -> Iterator[dict[str, Any]]:
     """The rows of a split, a function of its name alone."""
     seed = int.from_bytes(hashlib.blake2b(split.encode(), digest_size=4).digest())
-    generator, categories, made = np.random.default_rng(seed), itertools.cycle(CATEGORIES), 0
+    generator, categories, count = np.random.default_rng(seed), itertools.cycle(CATEGORIES), 0
     category = next(categories)
     for scene in itertools.cycle(scenes.splits()[split]):
-        if made == SIZES[split]:
+        if count == SIZES[split]:
             return
         row = _pair(scene, category, generator)
         if row is not None:
             yield row
-            made, category = made + 1, next(categories)
+            count, category = count + 1, next(categories)
 
 
 def _pair(scene: Scene, category: str, generator: np.random.Generator) -> dict[str, Any] | None:
