@@ -80,6 +80,7 @@ def drawn_by_diffusers(
     prompts: Sequence[Prompt] = PROMPTS,
     frames: int = 0,
     fps: float = 0.0,
+    framed: bool = False,
     **options: Any,
 ) -> torch.Tensor:
     """What the pipeline of a family makes of the same noise, as ``mmgrpo validate`` asks it.
@@ -92,7 +93,7 @@ def drawn_by_diffusers(
     pipeline = library.pipeline(str(folder), str(lora))
     pipeline = pipeline if levels is None else library.with_our_steps(pipeline, levels)
     calls = [
-        Call(prompt, start[None], STEPS, scale, size, frames, fps, options=options)
+        Call(prompt, start[None], STEPS, scale, size, frames, fps, framed, options)
         for prompt, start in zip(prompts, x, strict=True)
     ]
     return library.samples(pipeline, calls, output)

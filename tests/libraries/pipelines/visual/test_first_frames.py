@@ -32,6 +32,8 @@ def test_a_first_frame_is_the_centre_of_a_picture_of_other_proportions(name):
     for ours, theirs in zip(*(model.encode([given(image)]).tensors for image in (wide, square)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     assert model.architecture.frame_size == (32, 32)
+    with pytest.raises(ValueError, match=f"none.*{name}"):
+        model.encode([Prompt("a red square")])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from pipelines.visual.options import MemoryOptions
 from tests.building import check_scores, denoising_policy_over, load, refuse_foreign
 from tests.libraries.families.examples import SEEN, shown
 from tests.libraries.families.examples import noise as drawn
-from tests.libraries.pipelines.visual.drawing import STEPS, check_adapters, draw, load_pipeline, noise
+from tests.libraries.pipelines.visual.drawing import check_adapters, draw, drawn_by_diffusers, noise
 from tests.tiny import maker, tiny_checkpoint
 
 DARK, LIGHT = drawn(3, 16, 24, seed=1) / 4, 1 - drawn(3, 16, 24, seed=2) / 4
@@ -33,38 +33,17 @@ def folder() -> Path:
     return tiny_checkpoint(maker("flux_kontext"))
 
 
-@pytest.fixture(scope="module")
-def pipe(folder) -> Any:
-    return load_pipeline("FluxKontextPipeline", folder)
-
-
 def ours(folder: Path, **options) -> FlowModel:
     return load(
         "flux_kontext", folder, **{"height": 16, "width": 24, "max_sequence_length": 48, "given_size": 0, **options}
     )
 
 
-def theirs(pipe, x: torch.Tensor, true_cfg_scale: float = 1.0, output: str = "latent") -> torch.Tensor:
+def theirs(folder: Path, x: torch.Tensor, scale: float = 1.0, output: str = "latent", lora: str | Path = "", **other):
     """What diffusers' pipeline makes of the same noise for each prompt, on its own noise levels."""
-    images = []
-    for noisy, prompt in zip(x, PROMPTS, strict=True):
-        media = prompt.media
-        image = pil(media[0].source.pixels) if media else None
-        images += pipe(
-            image=image,
-            prompt=prompt.text,
-            negative_prompt="" if true_cfg_scale > 1 else None,
-            height=16,
-            width=24,
-            latents=flux.pack(noisy[None]),
-            num_inference_steps=STEPS,
-            true_cfg_scale=true_cfg_scale,
-            max_sequence_length=48,
-            max_area=16 * 24,
-            _auto_resize=False,
-            output_type=output,
-        ).images
-    return torch.stack(images)
+    options = {"size": (16, 24), "scale": scale, "prompts": PROMPTS, "lora": lora, **other}
+    given = {"guidance": 3.5, "max_sequence_length": 48, "given_size": 0}
+    return drawn_by_diffusers("flux_kontext", folder, x, output, **options, **given)
 
 
 def pil(pixels: torch.Tensor) -> Pil.Image:
@@ -72,36 +51,24 @@ def pil(pixels: torch.Tensor) -> Pil.Image:
 
 
 @pytest.mark.parametrize("true_cfg_scale", [1.0, 2.5])
-def test_a_sample_equals_the_pipeline_of_diffusers(folder, pipe, true_cfg_scale):
+def test_a_sample_equals_the_pipeline_of_diffusers(folder, true_cfg_scale):
     model = ours(folder, true_cfg_scale=true_cfg_scale)
     start = noise(model, 1).expand(3, -1, -1, -1)
     end = draw(model, model.network, start, PROMPTS)
-    torch.testing.assert_close(flux.pack(end), theirs(pipe, start, true_cfg_scale), atol=1e-5, rtol=0)
+    torch.testing.assert_close(flux.pack(end), theirs(folder, start, true_cfg_scale), atol=1e-5, rtol=0)
     pictures = torch.stack([image.pixels for image in model.decode(end)])
-    torch.testing.assert_close(pictures, theirs(pipe, start, true_cfg_scale, "pt"), atol=1e-5, rtol=0)
+    torch.testing.assert_close(pictures, theirs(folder, start, true_cfg_scale, "pt"), atol=1e-5, rtol=0)
     assert pictures.shape[1:] == (3, 16, 24) and pictures.std() > 0.01
     assert min((end[0] - end[1]).abs().max(), (end[0] - end[2]).abs().max()) > 2e-4
 
 
 @pytest.mark.parametrize(("height", "width"), [(64, 160), (160, 64), (64, 64), (70, 90)])
-def test_a_picture_keeps_its_proportions_as_in_the_pipeline(folder, pipe, height, width):
-    picture = drawn(3, height, width, seed=3)
+def test_a_picture_keeps_its_proportions_as_in_the_pipeline(folder, height, width):
+    prompts = [shown(0, Media("image", Image(drawn(3, height, width, seed=3))), "make it red")]
     model = ours(folder, height=64, width=64)
     start = noise(model, 1)
-    end = draw(model, model.network, start, [shown(0, Media("image", Image(picture)), "make it red")])
-    expected = pipe(
-        image=pil(picture),
-        prompt="make it red",
-        height=64,
-        width=64,
-        latents=flux.pack(start),
-        num_inference_steps=STEPS,
-        guidance_scale=3.5,
-        max_sequence_length=48,
-        max_area=64 * 64,
-        _auto_resize=False,
-        output_type="latent",
-    ).images
+    end = draw(model, model.network, start, prompts)
+    expected = theirs(folder, start, size=(64, 64), prompts=prompts)
     torch.testing.assert_close(flux.pack(end), expected, atol=1e-5, rtol=0)
 
 
@@ -151,10 +118,9 @@ def test_the_rows_come_back_in_their_order(folder):
         torch.testing.assert_close(together[row : row + 1], alone, atol=1e-5, rtol=0)
 
 
-def test_saved_adapters_give_diffusers_the_same_picture(folder, pipe, tmp_path):
+def test_saved_adapters_give_diffusers_the_same_picture(folder, tmp_path):
     model = ours(folder, lora_rank=2, lora_alpha=6)
-    library = lambda x, lora: theirs(load_pipeline("FluxKontextPipeline", folder, lora), x)  # noqa: E731
-    check_adapters(model, tmp_path, library, flux.pack, PROMPTS)
+    check_adapters(model, tmp_path, lambda x, lora: theirs(folder, x, lora=lora), flux.pack, PROMPTS)
 
 
 def test_a_tree_over_edits_scores_as_it_sampled(folder):

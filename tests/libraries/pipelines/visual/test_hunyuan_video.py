@@ -80,9 +80,3 @@ def test_a_tokenizer_that_does_not_fit_the_template_is_refused(tmp_path):
 def test_saved_adapters_give_diffusers_the_same_clip(folder, tmp_path):
     model = ours(folder, lora_rank=2, lora_alpha=6)
     check_adapters(model, tmp_path, lambda x, lora: theirs(folder, x, 6.0, 1.0, "latent", lora=lora))
-
-
-def test_the_clips_of_the_model_itself_are_the_default(folder):
-    model = load(hunyuan_video, folder)
-    assert (model.latent_shape(), model.fps) == ((4, 33, 90, 160), 24.0)
-    assert load(hunyuan_video, folder, fps=8.0).fps == 8.0

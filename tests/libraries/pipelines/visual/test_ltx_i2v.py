@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmgrpo.types import Prompt, Request
+from mmgrpo.types import Request
 from pipelines.visual.conditioning_image import first_frame as framed
 from pipelines.visual.flow import FlowModel
 from tests.building import check_scores, denoising_policy_over, load
@@ -125,8 +125,3 @@ def test_an_ordinary_checkpoint_of_ltx_video_takes_pictures_too(folder, tmp_path
     words = maker("ltx_video")(tmp_path)
     start = noise(ours(folder))
     assert torch.equal(*(draw(m, m.network, start, PICTURED) for m in (ours(folder), ours(words))))
-
-
-def test_a_prompt_without_a_picture_is_refused(folder):
-    with pytest.raises(ValueError, match="ltx_i2v"):
-        ours(folder).encode([Prompt("a")])

@@ -86,11 +86,6 @@ def test_saved_adapters_give_diffusers_the_same_clip(folder, tmp_path):
     check_adapters(model, tmp_path, lambda x, lora: theirs(folder, x, "latent", lora=lora))
 
 
-def test_the_clips_of_the_pipeline_are_the_default(folder):
-    model = load(ltx_video, folder)
-    assert (model.latent_shape(), model.fps) == ((8, 41, 64, 88), 25.0)
-
-
 def test_latents_are_scaled_back_by_deviation_factor_and_mean():
     vae = SimpleNamespace(
         latents_std=torch.tensor([2.0]),

@@ -11,11 +11,10 @@ import torch
 from mmgrpo.types import Image, Media, Prompt, Request, Turn
 from pipelines.pretrained import architecture
 from pipelines.visual import flux, qwen_image, qwen_tiny_parts
-from pipelines.visual.conditioning_image import conditioning_image
 from pipelines.visual.families import FAMILIES
 from pipelines.visual.flow import FlowModel
 from tests.building import check_scores, denoising_policy_over, load, refuse_foreign
-from tests.libraries.pipelines.visual.drawing import STEPS, check_adapters, check_sample, load_pipeline, noise
+from tests.libraries.pipelines.visual.drawing import check_adapters, check_sample, drawn_by_diffusers, noise
 from tests.tiny import maker, tiny_checkpoint
 from tests.tiny.parts import qwen_images
 
@@ -58,24 +57,8 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, output: str, lora: str | Path = "") -> torch.Tensor:
     """What diffusers' pipeline makes of the same noise and pictures, one at a time, on its own noise levels."""
-    # transformers' own class needs torchvision for clips, and reads pictures alike.
-    processor = qwen_image.edit_processor().from_pretrained(folder / "processor")
-    pipe = load_pipeline(architecture(str(folder)), folder, lora, processor=processor)
-    pictures = [
-        pipe(
-            image=conditioning_image(prompt, "qwen_image_edit"),
-            prompt=prompt.text,
-            negative_prompt=" " if guidance > 1 else None,
-            height=16,
-            width=24,
-            latents=flux.pack(x[i : i + 1]),
-            num_inference_steps=STEPS,
-            true_cfg_scale=guidance,
-            output_type=output,
-        ).images
-        for i, prompt in enumerate(PROMPTS)
-    ]
-    return torch.cat(pictures)
+    options = {"size": (16, 24), "scale": guidance, "prompts": PROMPTS, "lora": lora}
+    return drawn_by_diffusers("qwen_image_edit", folder, x, output, **options)
 
 
 @pytest.mark.parametrize("guidance", [1.0, 4.0])

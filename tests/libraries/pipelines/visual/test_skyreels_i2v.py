@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmgrpo.types import Prompt, Request
-from pipelines.visual.conditioning_image import first_frame
+from mmgrpo.types import Request
 from pipelines.visual.flow import FlowModel
 from pipelines.visual.options import MemoryOptions
 from tests.building import check_scores, denoising_policy_over, load
-from tests.libraries.pipelines.visual.drawing import STEPS, check_adapters, check_sample, draw, load_pipeline, noise
+from tests.libraries.pipelines.visual.drawing import check_adapters, check_sample, draw, drawn_by_diffusers, noise
 from tests.libraries.pipelines.visual.filming import FOUR, PICTURED, UNJUDGED
 from tests.tiny import maker, tiny_checkpoint
 
@@ -30,25 +29,9 @@ def ours(folder: Path, **options) -> FlowModel:
 
 def theirs(folder: Path, x: torch.Tensor, guidance: float, true_cfg_scale: float, output: str, lora: str | Path = ""):
     """What diffusers' pipeline makes of the same noise; its draw from the VAE's narrow posterior is the mean."""
-    pipe = load_pipeline("HunyuanSkyreelsImageToVideoPipeline", folder, lora)
-    clips = [
-        pipe(
-            first_frame(prompt, "the test", (16, 32)),
-            prompt=prompt.text,
-            negative_prompt="" if true_cfg_scale > 1 else None,
-            height=16,
-            width=32,
-            num_frames=9,
-            latents=one[None].clone(),
-            num_inference_steps=STEPS,
-            guidance_scale=guidance,
-            true_cfg_scale=true_cfg_scale,
-            max_sequence_length=60,
-            output_type=output,
-        ).frames
-        for prompt, one in zip(PICTURED, x, strict=True)
-    ]
-    return torch.cat(clips)
+    options = {"size": (16, 32), "scale": true_cfg_scale, "frames": 9, "framed": True, "prompts": PICTURED}
+    given = {"guidance": guidance, "max_sequence_length": 60}
+    return drawn_by_diffusers("skyreels_i2v", folder, x, output, lora=lora, **options, **given)
 
 
 @pytest.mark.parametrize(("guidance", "true_cfg_scale"), [(1.0, 6.0), (1.0, 1.0), (6.0, 2.5)])
@@ -105,13 +88,3 @@ def test_pictures_encoded_in_another_precision_are_others(folder, tmp_path):
         model.limit_memory(MemoryOptions(encodings_folder=str(tmp_path), vae_dtype=dtype), "skyreels")
         latents.append(model.encode(PICTURED[:1]).tensors[3])
     assert 0 < (latents[0] - latents[1]).abs().max() < 0.1
-
-
-def test_the_clips_of_the_pipeline_are_the_default(folder):
-    model = load("skyreels_i2v", folder)
-    assert (model.latent_shape(), model.fps) == ((4, 25, 68, 120), 24.0)
-
-
-def test_a_prompt_without_a_picture_is_refused(folder):
-    with pytest.raises(ValueError, match="skyreels_i2v"):
-        ours(folder).encode([Prompt("a")])
