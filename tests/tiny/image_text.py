@@ -16,7 +16,10 @@ from pipelines.vlm.qwen_vl_tiny import image_processor as qwen_processor
 from tests.tiny.causal_lm import Kind, bounded
 
 SIDE, PATCH, WIDTH = 16, 4, 32
+ONE_OR_TWO = [[SIDE, SIDE], [SIDE, 2 * SIDE], [2 * SIDE, SIDE]]
 PINPOINTS = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]
+LLAVA_TOKENS: dict[str, Any] = {"patch_size": PATCH, "num_additional_image_tokens": 1}
+LLAVA_TOKENS |= {"vision_feature_select_strategy": "default"}
 HALVES: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
 TEMPLATE = """\
@@ -172,14 +175,7 @@ def llava_processor(tokenizer: Any) -> Any:
 
     square = {"height": SIDE, "width": SIDE}
     processor = images.CLIPImageProcessorPil(size={"shortest_edge": SIDE}, crop_size=square, **HALVES)
-    return LlavaProcessor(
-        processor,
-        tokenizer,
-        patch_size=PATCH,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=tokenizer.chat_template,
-    )
+    return LlavaProcessor(processor, tokenizer, chat_template=tokenizer.chat_template, **LLAVA_TOKENS)
 
 
 def llava_next(ids: Mapping[str, int]) -> Any:
@@ -204,14 +200,7 @@ def llava_next_processor(tokenizer: Any) -> Any:
     processor = images.LlavaNextImageProcessorPil(
         size={"shortest_edge": SIDE}, crop_size=square, image_grid_pinpoints=PINPOINTS, **HALVES
     )
-    return LlavaNextProcessor(
-        processor,
-        tokenizer,
-        patch_size=PATCH,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=tokenizer.chat_template,
-    )
+    return LlavaNextProcessor(processor, tokenizer, chat_template=tokenizer.chat_template, **LLAVA_TOKENS)
 
 
 def qwen2_vl(ids: Mapping[str, int]) -> Any:
@@ -221,18 +210,15 @@ def qwen2_vl(ids: Mapping[str, int]) -> Any:
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
     return Qwen2VLConfig(
         text_config=text("qwen2_vl_text", ids, rope_parameters=rope),
-        vision_config={
-            "depth": 2,
-            "embed_dim": WIDTH,
-            "hidden_size": WIDTH,
-            "num_heads": 2,
-            "mlp_ratio": 2,
-            "patch_size": PATCH,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-        },
+        vision_config=qwen_vision(embed_dim=WIDTH, mlp_ratio=2),
         **qwen_marks(ids),
     )
+
+
+def qwen_vision(**more: Any) -> dict[str, Any]:
+    """Qwen's vision transformer of two blocks, which merges four patches."""
+    sizes = {"depth": 2, "hidden_size": WIDTH, "num_heads": 2, "patch_size": PATCH}
+    return {**sizes, "spatial_merge_size": 2, "temporal_patch_size": 2, **more}
 
 
 def qwen_marks(ids: Mapping[str, int]) -> dict[str, Any]:
@@ -249,18 +235,9 @@ def qwen3_vl(ids: Mapping[str, int]) -> Any:
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3], "mrope_interleaved": True}
     return Qwen3VLConfig(
         text_config=text("qwen3_vl_text", ids, rope_parameters=rope),
-        vision_config={
-            "depth": 2,
-            "hidden_size": WIDTH,
-            "intermediate_size": 2 * WIDTH,
-            "num_heads": 2,
-            "out_hidden_size": WIDTH,
-            "patch_size": PATCH,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "num_position_embeddings": 64,
-            "deepstack_visual_indexes": [0],
-        },
+        vision_config=qwen_vision(
+            intermediate_size=2 * WIDTH, out_hidden_size=WIDTH, num_position_embeddings=64, deepstack_visual_indexes=[0]
+        ),
         **qwen_marks(ids),
     )
 
@@ -274,17 +251,7 @@ def qwen3_5(ids: Mapping[str, int]) -> Any:
     layers |= {"linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
     return Qwen3_5Config(
         text_config=text("qwen3_5_text", ids, rope_parameters={**rope, "partial_rotary_factor": 1.0}, **layers),
-        vision_config={
-            "depth": 2,
-            "hidden_size": WIDTH,
-            "intermediate_size": 2 * WIDTH,
-            "num_heads": 2,
-            "out_hidden_size": WIDTH,
-            "patch_size": PATCH,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "num_position_embeddings": 64,
-        },
+        vision_config=qwen_vision(intermediate_size=2 * WIDTH, out_hidden_size=WIDTH, num_position_embeddings=64),
         **qwen_marks(ids),
     )
 
@@ -339,7 +306,7 @@ def llava_onevision(ids: Mapping[str, int]) -> Any:
         vision_config=vision("siglip_vision_model", vision_use_head=False),
         image_token_index=ids["<image>"],
         video_token_index=ids["<video>"],
-        image_grid_pinpoints=[[SIDE, SIDE], [SIDE, 2 * SIDE], [2 * SIDE, SIDE]],
+        image_grid_pinpoints=ONE_OR_TWO,
         vision_feature_select_strategy="full",
         vision_feature_layer=-1,
     )
@@ -352,7 +319,7 @@ def llava_onevision_processor(tokenizer: Any) -> Any:
 
     processor = images.LlavaOnevisionImageProcessorPil(
         size={"height": SIDE, "width": SIDE},
-        image_grid_pinpoints=[[SIDE, SIDE], [SIDE, 2 * SIDE], [2 * SIDE, SIDE]],
+        image_grid_pinpoints=ONE_OR_TWO,
         **HALVES,
     )
     return without_clips(LlavaOnevisionProcessor)(

@@ -47,6 +47,7 @@ from mmgrpo.types import (
     Text,
 )
 from tests.building import algorithm_blocks, attached, matching_policy_over, near_one, recipe, rounds_of, trainer
+from tests.journeys.cli.running import metrics
 from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.trees import plain
 from tests.unit.policies.test_beam_search import log_prob_of
@@ -182,13 +183,6 @@ def same(one: Trainer, other: Trainer) -> bool:
     return all(torch.equal(one.trained[name], other.trained[name]) for name in one.trained)
 
 
-def lines(folder: Path) -> list[dict[str, float]]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in row.items() if k not in ("run", "seconds", "memory") and "time/" not in k} for row in rows
-    ]
-
-
 VISUAL = [
     {"replay": "replay(count=2, strategy='highest')"},
     {"replay": "replay(count=2, statistics='with', old='recomputed', apart=False)"},
@@ -222,7 +216,7 @@ def test_a_run_of_images_with_rows_of_other_origins_resumes_exactly(kind, change
     part = run(kind, tmp_path / "part", **changes)
     assert part.resume() and part.step == 4
     part.fit()
-    assert same(part, whole) and lines(tmp_path / "part") == lines(tmp_path / "whole")
+    assert same(part, whole) and metrics(tmp_path / "part") == metrics(tmp_path / "whole")
     assert not same(plain_run, whole), "it had no effect"
 
 
@@ -235,7 +229,7 @@ def test_replayed_images_are_files_of_the_run(kind, tmp_path):
     attached(memory, ReplayedRows).buffer.folder = None
     disk.fit()
     memory.fit()
-    assert same(disk, memory) and lines(tmp_path / "disk") == lines(tmp_path / "memory")
+    assert same(disk, memory) and metrics(tmp_path / "disk") == metrics(tmp_path / "memory")
     assert not (tmp_path / "memory" / "replay").exists()
     attached(disk, ReplayedRows).tensors()  # what only a checkpoint named that is gone
     files = {path.stem for path in (tmp_path / "disk" / "replay").iterdir()}
@@ -392,7 +386,7 @@ def test_an_answer_joins_its_group_and_is_no_evidence(tmp_path):
     assert totals[origin == GIVEN].tolist() == [1.0, 1.0]
     [given] = [one for one in batch.rollouts if int(one.decisions.origin[0]) == GIVEN]
     assert sorted(output.text for output in given.outputs) == ["a b", "b"]
-    line = lines(tmp_path)[0]
+    line = metrics(tmp_path)[0]
     assert line["added/rows"] == 2 and line["added/reward"] == 1 and line["ratio/first_minus_one"] < 1e-5
     mask = given.decisions.loss_mask
     assert torch.equal(mask, given.decisions.decision_mask) and bool((given.decisions.log_probs[mask] < 0).all())
@@ -422,7 +416,7 @@ def test_a_refinement_is_scored_under_the_prompt_as_it_is(tmp_path):
             float(totals[place] - mean), abs=1e-5
         )
     again, _, _ = round_of(tmp_path / "again", added="refined(text=' {sample}', network='reference')")
-    assert again.loss.needs_reference and lines(tmp_path / "again")[-1]["added/rows"] == 2
+    assert again.loss.needs_reference and metrics(tmp_path / "again")[-1]["added/rows"] == 2
 
 
 def test_a_refinement_reads_the_criteria_that_its_sample_fails(tmp_path):
@@ -513,7 +507,7 @@ def test_a_corrected_sample_goes_on_or_gives_way(tmp_path):
         (corrected.decisions.fields["entropy"][mask] > 0).all()
     )
     assert all(isinstance(one, Text) for one in corrected.outputs)
-    assert lines(tmp_path)[0]["ratio/first_minus_one"] < 1e-5
+    assert metrics(tmp_path)[0]["ratio/first_minus_one"] < 1e-5
     own = totals[(origin == OWN) | (origin == REPLACED)]
     assert sum(row["mean"] * row["draws"] for row in made.ledger.entries(prompts)) == pytest.approx(float(own.sum()))
 
@@ -560,7 +554,7 @@ def test_a_thought_that_is_cut_off_is_ended_by_given_tokens(tmp_path):
         given = (ended.decisions.decision_mask[row] & ~ended.decisions.loss_mask[row]).nonzero()[:, 0].tolist()
         assert [ids[place] for place in given] == phrase and given[0] == 2
         assert int(ended.decisions.loss_mask[row].sum()) > given[0]
-    assert lines(tmp_path)[0]["ratio/first_minus_one"] < 1e-5
+    assert metrics(tmp_path)[0]["ratio/first_minus_one"] < 1e-5
 
 
 def test_a_thought_is_left_early_at_several_places(tmp_path):
@@ -581,7 +575,7 @@ def test_a_thought_is_left_early_at_several_places(tmp_path):
         assert ids[: given[0]] == whole.steps.ids[source].tolist()[: given[0]]
     for group in key.unique().tolist():
         assert sorted(totals[key == group].tolist()) == [2.0**-n for n in range(5, -1, -1)]
-    assert lines(tmp_path)[0]["ratio/first_minus_one"] < 1e-5
+    assert metrics(tmp_path)[0]["ratio/first_minus_one"] < 1e-5
 
 
 def test_right_groups_are_left_as_they_are(tmp_path):
@@ -626,7 +620,7 @@ def last_rewards(help_: str, folder: Path) -> list[float]:
         blocks = algorithm_blocks("dr_grpo", aggregation="per_sample", **RARE[help_])
         more: dict[str, Any] = {"group_size": 8, "prompts_per_step": 3, "steps": 90, "lr": 1e-2, "seed": seed}
         trainer(token_policy(5), folder / str(seed), prompts, reward=exact, **more, **blocks).fit()
-        means.append(sum(line["reward/reward/mean"] for line in lines(folder / str(seed))[-10:]) / 10)
+        means.append(sum(line["reward/reward/mean"] for line in metrics(folder / str(seed))[-10:]) / 10)
     return means
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from mmgrpo.types import HINT, HINTED, OWN, REPLACED, REPLAYED, SUPERVISED, Prom
 from mmgrpo.update import LossRecipe
 from reward_models.rules.lengths import triangle_length
 from tests.building import algorithm_blocks, attached, recipe, rescored, rounds_of, trainer
+from tests.journeys.cli.running import metrics
 from tests.speaking import TableModel
 from tests.toys import toy_prompts
 from tests.trees import plain
@@ -259,13 +259,6 @@ def run(folder: Path, steps: int = 6, data=(), prompts=PROMPTS, reward=length, p
     )  # fmt: skip
 
 
-def lines(folder: Path) -> list[dict[str, float]]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in row.items() if k not in ("run", "seconds", "memory") and "time/" not in k} for row in rows
-    ]
-
-
 def weights(made: Trainer) -> list[Tensor]:
     return [parameter.detach() for parameter in made.trained.values()]
 
@@ -313,7 +306,7 @@ def test_a_run_with_rows_of_other_origins_resumes_exactly(changes, tmp_path, pla
     part = run(tmp_path / "part", **changes)
     assert part.resume() and part.step == 4
     part.fit()
-    assert same(part, whole) and lines(tmp_path / "part") == lines(tmp_path / "whole")
+    assert same(part, whole) and metrics(tmp_path / "part") == metrics(tmp_path / "whole")
     assert not same(plain_run, whole), "it had no effect"
 
 
@@ -362,7 +355,7 @@ def test_prompts_that_all_failed_wait_until_enough_of_them_are_there(tmp_path):
     for _ in range(3):
         made.run_round()
         waiting.append(len(attached(made, SupervisedRows).waiting))
-        learned.append(lines(tmp_path)[-1].get("supervised/rows", 0))
+        learned.append(metrics(tmp_path)[-1].get("supervised/rows", 0))
     assert (waiting, learned) == ([2, 4, 3], [0, 0, 3])  # 4 - 3 + 2, one entry a prompt
 
 
@@ -399,7 +392,7 @@ def test_groups_without_success_are_sampled_again_with_a_hint_and_their_own_rows
     assert {*origin[trained].tolist()} == {HINTED}
     hints = {len(batch.rollouts[-2].prompts[row].meta[HINT]) for row in range(4)}
     assert hints == {4}  # of 7 characters, round(3.5)
-    line = lines(tmp_path)[0]
+    line = metrics(tmp_path)[0]
     assert line["ratio/first_minus_one"] < 1e-3 and line["hint/groups"] == 1
     assert line["reward/reward/mean"] == 0  # of the prompts as they are
     assert {(row["draws"], row["mean"]) for row in made.ledger.entries(PROMPTS)} == {(4, 0.0)}
@@ -417,8 +410,8 @@ def test_a_budget_that_falls_stands_in_the_prompt_and_its_rows_are_evidence(tmp_
     made.fit()
     assert seen[0][0].endswith(" b 4") and [budget for _, budget in seen] == [4, 3, 2, 2, 1, 1]
     assert made.ledger.columns["prompts"]["draws"].tolist() == [24, 24]
-    assert [row["schedule/budget.tokens"] for row in lines(tmp_path)][:1] == [4]
-    assert max(row["ratio/first_minus_one"] for row in lines(tmp_path)) < 1e-3
+    assert [row["schedule/budget.tokens"] for row in metrics(tmp_path)][:1] == [4]
+    assert max(row["ratio/first_minus_one"] for row in metrics(tmp_path)) < 1e-3
 
 
 def test_the_first_steps_of_a_solution_stand_in_the_prompt_and_their_number_is_drawn(tmp_path):

@@ -39,15 +39,8 @@ RANKS = [(name, rank) for rank in (0, 2) for name in (ADAPTED if rank else NAMES
 
 @pytest.fixture(scope="module")
 def tiny() -> Any:
-    """The folder of a family's tiny checkpoint, written once."""
-    folders: dict[str, str] = {}
-
-    def folder(name: str) -> str:
-        if name not in folders:
-            folders[name] = str(tiny_checkpoint(maker(name)))
-        return folders[name]
-
-    return folder
+    """The folder of a family's tiny checkpoint."""
+    return lambda name: str(tiny_checkpoint(maker(name)))
 
 
 def config_of(name: str, path: str, **model: Any) -> Config:

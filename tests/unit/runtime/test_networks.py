@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from mmgrpo.types import Request
 from mmgrpo.update import LossRecipe
 from pipelines.training import FrozenCopy
 from tests.building import algorithm_blocks, matching_policy_over, near_one, recipe, trainer
+from tests.journeys.cli.running import metrics
 from tests.toys import ToyModel, toy_policy, toy_prompts
 from tests.unit.policies.test_every_policy import MADE
 
@@ -160,13 +160,6 @@ def made(folder: Path, steps: int, **settings):
     )
 
 
-def lines(folder: Path) -> list[dict[str, float]]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in row.items() if k not in ("run", "seconds", "memory") and "time/" not in k} for row in rows
-    ]
-
-
 def test_a_run_that_resumes_has_the_networks_of_one_that_never_stopped(tmp_path):
     whole = made(tmp_path / "whole", 10)
     whole.fit()
@@ -174,7 +167,7 @@ def test_a_run_that_resumes_has_the_networks_of_one_that_never_stopped(tmp_path)
         part = made(tmp_path / "part", steps)
         assert part.resume() == (steps == 10)
         part.fit()
-    assert lines(tmp_path / "part") == lines(tmp_path / "whole")
+    assert metrics(tmp_path / "part") == metrics(tmp_path / "whole")
     assert part.policy.networks.state() == whole.policy.networks.state()
     assert part.policy.networks.values.keys() == whole.policy.networks.values.keys() == {"old", "reference"}
     for name, values in whole.policy.networks.values.items():
@@ -205,7 +198,7 @@ def test_a_run_of_a_preset_resumes_with_all_of_its_networks(preset, tmp_path):
     part = run("part", 6)
     assert part.resume()
     part.fit()
-    assert lines(tmp_path / "part") == lines(tmp_path / "whole")
+    assert metrics(tmp_path / "part") == metrics(tmp_path / "whole")
     assert part.policy.networks.values.keys() == whole.policy.networks.values.keys() != set()
     for name, values in whole.policy.networks.values.items():
         assert all(torch.equal(part.policy.networks.values[name][key], value) for key, value in values.items()), name
@@ -229,7 +222,7 @@ def test_a_sampler_draws_the_rollouts_in_place_of_the_present_network(tmp_path):
     run.run_round()
     assert not torch.equal(samples[""], samples["old"])
     assert seen == [pytest.approx(bias - 0.5)]
-    first = lines(tmp_path)[0]
+    first = metrics(tmp_path)[0]
     assert first["ratio/first_minus_one"] == 0 and run.policy.networks.step == 2
 
 

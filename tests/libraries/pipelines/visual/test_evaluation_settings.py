@@ -28,14 +28,7 @@ WIDE = {"height": 32, "width": 64}
 
 @pytest.fixture(scope="module")
 def tiny() -> Any:
-    made: dict[str, str] = {}
-
-    def folder(name: str) -> str:
-        if name not in made:
-            made[name] = str(tiny_checkpoint(maker(name)))
-        return made[name]
-
-    return folder
+    return lambda name: str(tiny_checkpoint(maker(name)))
 
 
 def scale_of(name: str) -> str:

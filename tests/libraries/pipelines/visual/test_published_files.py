@@ -41,16 +41,8 @@ KERNELS = ("flow_sde(a=0.7)", "flow_sde_wan", "dance(eta=0.3)", "cps(a=0.8)", "f
 
 @pytest.fixture(scope="module")
 def tiny() -> Callable[..., Path]:
-    """The tiny folder of a family, written once."""
-    folders: dict[str, Path] = {}
-
-    def folder(family: Any, **options: Any) -> Path:
-        name = f"{family} {options}"
-        if name not in folders:
-            folders[name] = tiny_checkpoint(maker(family), **options)
-        return folders[name]
-
-    return folder
+    """The tiny folder of a family."""
+    return lambda family, **options: tiny_checkpoint(maker(family), **options)
 
 
 @pytest.fixture
