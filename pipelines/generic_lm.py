@@ -81,16 +81,16 @@ class Encoded:
     @contextmanager
     def during(self, network: Any, media: Mapping[str, Tensor]) -> Iterator[None]:
         """A ``with`` block of one pass over a prompt with these media."""
-        given = [value for value in media.values() if value.is_floating_point()]
-        if not given or not self.names:
+        tensors = [value for value in media.values() if value.is_floating_point()]
+        if not tensors or not self.names:
             yield
             return
         device, calls, inside = next(network.parameters()).device.type, Counter[str](), list[str]()
         precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        known, answers = self.kept.get(given[0]) or ((), {})
-        if len(known) != len(given) or any(ref() is not value for ref, value in zip(known, given, strict=True)):
+        known, answers = self.kept.get(tensors[0]) or ((), {})
+        if len(known) != len(tensors) or any(ref() is not value for ref, value in zip(known, tensors, strict=True)):
             answers = {}
-            self.kept[given[0]] = [weakref.ref(value) for value in given], answers
+            self.kept[tensors[0]] = [weakref.ref(value) for value in tensors], answers
 
         def once(name: str) -> Callable[..., Any]:
             encode = getattr(network.base_model, name)
@@ -404,7 +404,7 @@ def _takes_masks(
     """Whether two answers in one row, each of which attends to the prompt and itself, have their own logits: behind the
     prompt's cache, or without one behind the prompt."""
     packed = Packed.of([0, 0], [answer.shape[1] + 1] * 2, 1, model.device)
-    seen = packed.attention_mask(context.real, whole=cache is None)
+    mask = packed.attention_mask(context.real, whole=cache is None)
     row, place, media = answer.flatten()[None], places.permute(1, 0, 2).flatten(1)[None], ()
     if cache is None:
         row, place = torch.cat([context.ids, row], 1), torch.cat([context.positions, place], 2)
@@ -412,7 +412,7 @@ def _takes_masks(
     else:
         cache = model.spread(cache, torch.zeros(1, dtype=torch.long))
     try:
-        states, _ = model.hidden(model.network, row, seen, place, media, cache)
+        states, _ = model.hidden(model.network, row, mask, place, media, cache)
     except Exception:  # whatever a model raises that takes no such mask
         return False
     got = model.logits(model.network, states[0, -answer.numel() :]).float().view(2, answer.shape[1], -1)

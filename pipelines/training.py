@@ -213,16 +213,16 @@ def make_trainable(
         raise ValueError(f"lora_rank: got {rank}, expected 0 (train the network itself) or more")
     reference: Reference = AdaptersOff(network) if training.adapters else FrozenCopy(network)
     existing = training.lora.read(network) if training.lora and not training.network else {}
-    given = existing if training.lora and training.lora.mode == "continue" else {}
-    if existing and not given:
+    adapters = existing if training.lora and training.lora.mode == "continue" else {}
+    if existing and not adapters:
         merge_existing(network, existing)
-    names = target_names(network, training.lora_targets or targets, frozen) if rank and not given else []
+    names = target_names(network, training.lora_targets or targets, frozen) if rank and not adapters else []
     if training.adapters and training.quantize != "none":
         quantize(network, training.quantize, training.compute_dtype, frozen)
     if training.adapters:
         with known_as_quantized(network, training.quantize):
-            if given:
-                reference = begin_with(network, training, given, targets, frozen)
+            if adapters:
+                reference = begin_with(network, training, adapters, targets, frozen)
             elif has_adapters(training.weights):
                 continue_adapters(network, Path(training.weights), rank)
             else:

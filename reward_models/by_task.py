@@ -40,8 +40,8 @@ def by_task(
     inner = _reward(reward, device)
     rows = [row for row, prompt in enumerate(prompts) if prompt.task in tasks]
     values: list[float | None] = [None] * len(prompts)
-    given = [prompts[row] for row in rows], [outputs[row] for row in rows]
-    scored = scored_or_abstained(inner.name, inner.fn, *given, inner.trusted) if rows else []
+    arguments = [prompts[row] for row in rows], [outputs[row] for row in rows]
+    scored = scored_or_abstained(inner.name, inner.fn, *arguments, inner.trusted) if rows else []
     for row, value in zip(rows, scored, strict=True):
         values[row] = value
     return values

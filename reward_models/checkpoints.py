@@ -114,22 +114,22 @@ def load_exactly(
 
     Missing, unexpected and doubled keys and wrong shapes are one ValueError that names them.
     """
-    given: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
     doubled = []
     for key, tensor in tensors.items():
         name = renamed(key)
         if name is not None:
-            doubled += [key] if name in given else []
-            given[name] = tensor
+            doubled += [key] if name in state else []
+            state[name] = tensor
     expected = module.state_dict()
     problems = {
-        "missing": sorted(expected.keys() - given.keys()),
-        "unexpected": sorted(given.keys() - expected.keys()),
+        "missing": sorted(expected.keys() - state.keys()),
+        "unexpected": sorted(state.keys() - expected.keys()),
         "twice": sorted(doubled),
         "of a wrong shape": [
-            f"{name} {list(given[name].shape)} instead of {list(expected[name].shape)}"
-            for name in sorted(expected.keys() & given.keys())
-            if given[name].shape != expected[name].shape
+            f"{name} {list(state[name].shape)} instead of {list(expected[name].shape)}"
+            for name in sorted(expected.keys() & state.keys())
+            if state[name].shape != expected[name].shape
         ],
     }
     if any(problems.values()):
@@ -138,7 +138,7 @@ def load_exactly(
             f"{reward}: {file} does not fit the model ({'; '.join(parts)}); expected the published weights of this "
             "reward"
         )
-    module.load_state_dict(given)
+    module.load_state_dict(state)
     return module.eval().requires_grad_(False)
 
 

@@ -91,8 +91,10 @@ def _add_trained(network: nn.Module, file: Path) -> None:
     """Adapters with the weights of a file."""
     tensors = read_tensors(file, "last_hidden")
     rank = next((len(tensor) for name, tensor in tensors.items() if ".lora_A." in name), 1)
-    given = add_adapters(network, rank)
-    if {name: value.shape for name, value in given.items()} != {name: value.shape for name, value in tensors.items()}:
+    adapters = add_adapters(network, rank)
+    if {name: value.shape for name, value in adapters.items()} != {
+        name: value.shape for name, value in tensors.items()
+    }:
         raise ValueError(f"last_hidden: {file}: its adapters do not fit the model; train them again on this model")
     network.load_state_dict(tensors, strict=False)
 

@@ -123,11 +123,11 @@ def train(
         raise ValueError(f"loss: got {how.loss!r}, expected one of {', '.join(LOSSES)}, {REGRESSION}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(how.seed)
-        model, given = initialize(comparisons, features, parameters, how)
-        if how.loss == REGRESSION and given.ratings is None:
+        model, data = initialize(comparisons, features, parameters, how)
+        if how.loss == REGRESSION and data.ratings is None:
             raise ValueError("loss: got regression, but not every comparison has ratings; use bradley_terry")
-        fit(model, given, how)
-    return standardize(model, all_scores(model, given, how.batch))
+        fit(model, data, how)
+    return standardize(model, all_scores(model, data, how.batch))
 
 
 def initialize(
@@ -135,10 +135,10 @@ def initialize(
 ) -> tuple[PreferenceModel, Examples]:
     """A model of random weights that fits the features, on the device, and what it is trained on."""
     model = PreferenceModel(Description(features, dict(parameters), hidden=how.hidden))
-    given = examples(model, comparisons, how.device)
+    data = examples(model, comparisons, how.device)
     if features != SCENES:
-        model = PreferenceModel(replace(model.description, width=given.features[0].shape[1]))
-    return model.to(how.device), given
+        model = PreferenceModel(replace(model.description, width=data.features[0].shape[1]))
+    return model.to(how.device), data
 
 
 def standardize(model: PreferenceModel, scores: Float[Tensor, "outputs"]) -> PreferenceModel:

@@ -61,19 +61,19 @@ def train_groups(
     user, heads = torch.tensor(numbers, device=how.device), None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(how.seed)
-        first, given = initialize(comparisons, features, parameters, how)
+        first, data = initialize(comparisons, features, parameters, how)
         models = [first, *(PreferenceModel(first.description).to(how.device) for _ in range(groups - 1))]
         for _ in range(rounds):
-            now = assign(torch.stack([_losses(model, given, how.loss, how.batch) for model in models]), user)
+            now = assign(torch.stack([_losses(model, data, how.loss, how.batch) for model in models]), user)
             if heads is not None and torch.equal(now, heads):
                 break
             heads = now
             for number, model in enumerate(models):
                 rows = (heads[user] == number).nonzero()[:, 0]
                 if len(rows):
-                    fit(model, _of(given, rows), how)
+                    fit(model, _of(data, rows), how)
     assert heads is not None
-    trained = [standardize(model, all_scores(model, given, how.batch)) for model in models]
+    trained = [standardize(model, all_scores(model, data, how.batch)) for model in models]
     return trained, dict(zip(names, heads.tolist(), strict=True))
 
 

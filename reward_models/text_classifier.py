@@ -94,13 +94,13 @@ class Classifier:
     def encode(self, prompt: str, answer: str, form: str) -> tuple[dict[str, Tensor], list[tuple[int, int]]]:
         """What the network reads of a prompt and its answer, and where each token stands in the answer; (0, 0) for
         those that are none of it, and for all where the chat template leaves it out."""
-        given: dict[str, Any] = {"return_tensors": "pt", "return_offsets_mapping": True}
+        options: dict[str, Any] = {"return_tensors": "pt", "return_offsets_mapping": True}
         if form == "pair":
-            side, start, read = 1, 0, self.tokenizer(prompt, answer, **given)
+            side, start, read = 1, 0, self.tokenizer(prompt, answer, **options)
         else:
             whole = prompt + answer if form == "joined" else self._conversation(prompt, answer)
             added = special_tokens(self.tokenizer, whole) if form == "chat" else {}
-            side, start, read = 0, whole.rfind(answer.strip()), self.tokenizer(whole, **given, **added)
+            side, start, read = 0, whole.rfind(answer.strip()), self.tokenizer(whole, **options, **added)
             if start < 0:
                 side = -1
             start -= len(answer) - len(answer.lstrip())

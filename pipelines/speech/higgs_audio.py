@@ -144,14 +144,14 @@ class HiggsAudio:
         step, real = cache.get("step", 0), conditions["real"]
         steps = self._steps(tokens)[:, : step + 1]
         if step == 0:
-            given = {"input_ids": conditions["ids"], "position_ids": positions_of(real)[:, 0]}
+            inputs = {"input_ids": conditions["ids"], "position_ids": positions_of(real)[:, 0]}
         else:
             real = torch.cat([real, real.new_ones(len(real), step)], 1)
-            given = {"audio_input_ids": steps[:, -2:-1], "position_ids": positions_of(real)[:, 0, -1:]}
+            inputs = {"audio_input_ids": steps[:, -2:-1], "position_ids": positions_of(real)[:, 0, -1:]}
         checkpoint_layers(network, False)
         with autocast(self.training.compute_dtype, real.device):
             past = cache.get("past")
-            out = network(**given, attention_mask=real, past_key_values=past, use_cache=True, logits_to_keep=1)
+            out = network(**inputs, attention_mask=real, past_key_values=past, use_cache=True, logits_to_keep=1)
         cache.update(step=step + 1, past=out.past_key_values)
         return self._mask_codes(out.logits, self._only(steps)[:, -1:])[:, 0]
 

@@ -172,8 +172,8 @@ class StableAudio3:
         velocity = torch.zeros_like(x, dtype=torch.float32)
         for frames, here in by_frames(conditioning):
             rows = put(here, x.device)
-            given = x[rows, :, :frames], time[rows], conditioning.take(here)
-            velocity[rows, :, :frames] = guided_velocity(evaluate, *given, self.guidance)
+            arguments = x[rows, :, :frames], time[rows], conditioning.take(here)
+            velocity[rows, :, :frames] = guided_velocity(evaluate, *arguments, self.guidance)
         return velocity
 
     @torch.no_grad()

@@ -46,15 +46,15 @@ class Codec:
 
     def __init__(self, network: Any, name: str, device: str | torch.device = "cpu", books: int = 1) -> None:
         config = network.config
-        given = getattr(config, "n_codebooks", None) or getattr(config, "num_quantizers", 1)
-        if books == 1 != given:
+        codebooks = getattr(config, "n_codebooks", None) or getattr(config, "num_quantizers", 1)
+        if books == 1 != codebooks:
             raise ValueError(
-                f"model.vocoder_path: '{name}': got a codec of {given} codebooks, expected one, since a speech token "
-                "is one code; name X-codec2, NeuCodec or another codec of one codebook"
+                f"model.vocoder_path: '{name}': got a codec of {codebooks} codebooks, expected one, since a speech "
+                "token is one code; name X-codec2, NeuCodec or another codec of one codebook"
             )
-        if given != books:
+        if codebooks != books:
             raise ValueError(
-                f"model.vocoder_path: '{name}': got a codec of {given} codebooks, expected {books}, the codes of a "
+                f"model.vocoder_path: '{name}': got a codec of {codebooks} codebooks, expected {books}, the codes of a "
                 "frame of the model; name the model's own codec"
             )
         self.network = network.requires_grad_(False)

@@ -58,8 +58,8 @@ def gymnasium_world(
     ``actions`` are words for the numbers of a discrete space; ``options`` what ``gymnasium.make`` takes for it.
     ``render="ansi"`` shows its text in place of the observation, ``"rgb_array"`` an image.
     """
-    given = {**(options or {}), **({"render_mode": render} if render else {})}
-    return world(lambda: _gymnasium(name).make(name, **given), actions, render != "", render == "rgb_array")
+    arguments = {**(options or {}), **({"render_mode": render} if render else {})}
+    return world(lambda: _gymnasium(name).make(name, **arguments), actions, render != "", render == "rgb_array")
 
 
 def world(
@@ -97,8 +97,8 @@ def world(
                     raise ValueError(f"got the reward {reward}")
             self.observed, self.earned, self.total = _plain(observation), self.earned + reward, self.total + reward
             self.ended = "terminated" if terminated else "truncated" if truncated else ""
-            seen, end = self._shown_state(), f"The episode is {self.ended}." if self.ended else ""
-            return [end, seen] if images else f"{seen}\n{end}".strip()
+            state, end = self._shown_state(), f"The episode is {self.ended}." if self.ended else ""
+            return [end, state] if images else f"{state}\n{end}".strip()
 
         def turn_reward(self) -> float:
             """The rewards of the turn's steps."""

@@ -249,18 +249,18 @@ class ImageText(OwnForward):
                 f"{len(stamps)}; use the template of the checkpoint"
             )
         text = pieces[0] + "".join(stamp + piece for stamp, piece in zip(stamps, pieces[1:], strict=True))
-        given = dict(processor.image_processor(images=stills, return_tensors="pt")) if stills else {}
-        seen = given["image_grid_thw"].tolist() if stills else []
+        features = dict(processor.image_processor(images=stills, return_tensors="pt")) if stills else {}
+        still_grids = features["image_grid_thw"].tolist() if stills else []
         marks = [processor.image_token_id]
-        ids = repeat_marks(token_ids(self.tokenizer, text), [math.prod(grid) // tokens for grid in seen], marks)
+        ids = repeat_marks(token_ids(self.tokenizer, text), [math.prod(grid) // tokens for grid in still_grids], marks)
         kinds = [1 if t == processor.image_token_id else 2 if t == processor.video_token_id else 0 for t in ids]
-        frame_sizes = iter((height * how.patch, width * how.patch) for _, height, width in seen)
+        frame_sizes = iter((height * how.patch, width * how.patch) for _, height, width in still_grids)
         tensors = {
             "input_ids": torch.tensor([ids]),
             "mm_token_type_ids": torch.tensor([kinds]),
             "pixel_values_videos": torch.cat(videos),
             "video_grid_thw": torch.tensor(grids),
-            **{name: value for name, value in given.items() if isinstance(value, Tensor)},
+            **{name: value for name, value in features.items() if isinstance(value, Tensor)},
         }
         return tensors, tuple(size if size[0] else next(frame_sizes) for size in sizes)
 

@@ -111,8 +111,8 @@ class Joins:
 
 def process(processor: Any, text: str, images: Sequence[Pil.Image], *, begins: bool = True) -> dict[str, Tensor]:
     """What a processor makes of a text with images; of one that does not begin a sequence without its beginning."""
-    given = special_tokens(processor.tokenizer, text) if begins else {"add_special_tokens": False}
-    inputs = processor(text=[text], images=[[*images]] if images else None, return_tensors="pt", **given)
+    options = special_tokens(processor.tokenizer, text) if begins else {"add_special_tokens": False}
+    inputs = processor(text=[text], images=[[*images]] if images else None, return_tensors="pt", **options)
     return {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
 
 

@@ -129,11 +129,11 @@ def learn_direction(
             f"d2_align: got {len(images)} images and {len(prompts)} prompts, expected at least one image, and for "
             "each its prompt"
         )
-    seen, words = match.images(images), match.texts(prompts)
+    features, words = match.images(images), match.texts(prompts)
     direction = torch.zeros(words.shape[1], requires_grad=True)
     optimizer = torch.optim.Adam([direction], lr=rate)
     for _ in range(steps):
-        loss = -match.value((seen * guide(words, direction, omega)).sum(1)).mean()
+        loss = -match.value((features * guide(words, direction, omega)).sum(1)).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

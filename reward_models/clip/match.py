@@ -46,8 +46,8 @@ class Match:
         correct: Callable[[Tensor], Tensor] = lambda texts: texts,
     ) -> Float[Tensor, " n"]:
         """The reward of pixels in [0, 1] for their prompts, whose features are ``correct``-ed first."""
-        seen = functional.normalize(self.towers.features(pixels, self.transform))
-        return self.value((seen * correct(self.texts(prompts)).to(seen.device)).sum(1))
+        features = functional.normalize(self.towers.features(pixels, self.transform))
+        return self.value((features * correct(self.texts(prompts)).to(features.device)).sum(1))
 
 
 def score(

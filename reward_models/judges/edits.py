@@ -144,8 +144,8 @@ def lines(names: Mapping[str, str], low: float, high: float) -> str:
 def least(answer: str | None, names: Iterable[str]) -> float | None:
     """The smallest of the numbers after ``names``, None where one is missing."""
     values = [number_after(answer, name, 0, FULL) for name in names]
-    given = [value for value in values if value is not None]
-    return min(given) if len(given) == len(values) else None
+    readable = [value for value in values if value is not None]
+    return min(readable) if len(readable) == len(values) else None
 
 
 def mean_of_aspects(answer: str | None) -> float | None:
@@ -155,8 +155,8 @@ def mean_of_aspects(answer: str | None) -> float | None:
     absent = re.search(rf"{re.escape(last)}[\"'*_`\s]*[:=][\"'*_`\s]*N\s*/\s*A", conclusion(answer), re.IGNORECASE)
     if not absent:
         values.append(number_after(answer, last, 1, 4))
-    given = [value for value in values if value is not None]
-    return math.fsum(given) / len(given) if len(given) == len(values) else None
+    readable = [value for value in values if value is not None]
+    return math.fsum(readable) / len(readable) if len(readable) == len(values) else None
 
 
 def is_unchanged(prompt: Prompt, output: Output) -> bool:
@@ -179,8 +179,8 @@ def _agreement(
         if parts is not None
     ]
     rows = iter(judge_named(judge, device).log_probs(questions, [YES, NO]))
-    given = [None if parts is None else next(rows) for parts in shown]
-    return [math.nan if row is None else 1 / (1 + math.exp(min(700.0, row[1] - row[0]))) for row in given]
+    answers = [None if parts is None else next(rows) for parts in shown]
+    return [math.nan if row is None else 1 / (1 + math.exp(min(700.0, row[1] - row[0]))) for row in answers]
 
 
 def _edit_parts(

@@ -54,8 +54,8 @@ class LocalJudge:
         all_ends = sorted(end_tokens(self.network, self.processor.tokenizer, self.chat.end_of_turn))
         ends = torch.tensor(all_ends, device=self.device)
         for inputs in self._batches(questions):
-            given = {**inputs, **(how or {"do_sample": False})}
-            ids = self.network.generate(**given, max_new_tokens=tokens, eos_token_id=all_ends)
+            arguments = {**inputs, **(how or {"do_sample": False})}
+            ids = self.network.generate(**arguments, max_new_tokens=tokens, eos_token_id=all_ends)
             new = ids[:, inputs["input_ids"].shape[1] :]
             texts = self.processor.batch_decode(new, skip_special_tokens=True)
             answers += [
@@ -80,9 +80,9 @@ class LocalJudge:
             chunk = questions[first : first + self.batch]
             texts = [self._text(question) for question in chunk]
             images = [[to_pil(part) for part in question.parts if isinstance(part, Image)] for question in chunk]
-            given = {"images": images} if any(images) else {}
+            media = {"images": images} if any(images) else {}
             special = special_tokens(self.processor.tokenizer, texts[0])  # all are of one template
-            inputs = self.processor(text=texts, **given, **special, padding=True, return_tensors="pt")
+            inputs = self.processor(text=texts, **media, **special, padding=True, return_tensors="pt")
             yield {name: value.to(self.device) for name, value in inputs.items()}
 
     def _text(self, question: Question) -> str:

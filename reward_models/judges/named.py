@@ -43,8 +43,8 @@ class Remembering:
     ) -> list[Any]:
         keys = [(question.digest, request) for question in questions]
         new = {key: question for key, question in zip(keys, questions, strict=True) if key not in self._known}
-        given = dict(zip(new, ask(list(new.values())) if new else [], strict=True))
-        values = [given[key] if key in given else self._known[key] for key in keys]
+        answers = dict(zip(new, ask(list(new.values())) if new else [], strict=True))
+        values = [answers[key] if key in answers else self._known[key] for key in keys]
         for key, value in zip(keys, values, strict=True):
             if value is not None:
                 self._known[key] = value

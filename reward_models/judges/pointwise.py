@@ -108,9 +108,9 @@ def rubric_remarks(**parameters: Any) -> Callable[[Sequence[Prompt], Sequence[Ou
     judge could not be read."""
 
     def remarks(prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[Mapping[str, Any]]:
-        given = {name: p.default for name, p in inspect.signature(judge_rubric).parameters.items()} | parameters
-        rubrics = _rubrics(prompts, outputs, *(given[name] for name in list(given)[2:]))
-        high = given["high"]
+        settings = {name: p.default for name, p in inspect.signature(judge_rubric).parameters.items()} | parameters
+        rubrics = _rubrics(prompts, outputs, *(settings[name] for name in list(settings)[2:]))
+        high = settings["high"]
         return [
             {}
             if numbers is None
@@ -131,19 +131,20 @@ def check_rubric(prompt: Prompt, criteria: Criteria = "row", media: bool = True,
 def criteria_of(prompt: Prompt) -> Mapping[str, float]:
     """The criteria of a row with their weights: texts, texts and weights, or objects, ``{"criterion": "...", "weight":
     2}``, also under ``description``, ``title`` or ``text`` and ``points``; ValueError that names the row."""
-    given = prompt.meta.get("criteria")
+    criteria = prompt.meta.get("criteria")
     pairs: list[tuple[Any, Any]] = []
-    if isinstance(given, Mapping):
-        pairs = [*given.items()]
-    elif isinstance(given, list | tuple):
-        for item in given:
+    if isinstance(criteria, Mapping):
+        pairs = [*criteria.items()]
+    elif isinstance(criteria, list | tuple):
+        for item in criteria:
             entry = item if isinstance(item, Mapping) else {"criterion": item}
             texts = [entry[name] for name in ("criterion", "description", "title", "text") if entry.get(name)]
             pairs.append((texts[0] if texts else None, entry.get("weight", entry.get("points", 1.0))))
     weights = {str(name): float(weight) for name, weight in pairs if isinstance(name, str) and _positive(weight)}
     if not pairs or len(weights) < len(pairs):
         raise ValueError(
-            f"prompt '{prompt.id}': criteria: got {reprlib.repr(given)}, expected different texts with positive weights"
+            f"prompt '{prompt.id}': criteria: got {reprlib.repr(criteria)}, expected different texts with "
+            "positive weights"
         )
     return weights
 
@@ -234,8 +235,8 @@ def _form(weights: Mapping[str, float], names: Sequence[str], numbered: bool, lo
 
 def _numbers(text: str | None, names: Sequence[str], low: float, high: float) -> list[float] | None:
     values = [number_after(text, name, low, high) for name in names]
-    given = [value for value in values if value is not None]
-    return given if len(given) == len(names) else None
+    readable = [value for value in values if value is not None]
+    return readable if len(readable) == len(names) else None
 
 
 @pointwise_reward("Image", range=(1, 5), scale="expected quality", source="DeQA-Score, arXiv:2501.11561")
@@ -316,8 +317,8 @@ def _by_words(
     """``value`` of the log-probabilities of each answer's first word; NaN where there is no question or no answer."""
     answerable = [question for question in questions if question is not None]
     rows = iter(judge_named(judge, device).log_probs(answerable, words))
-    given = [None if question is None else next(rows) for question in questions]
-    return [math.nan if row is None else value(row) for row in given]
+    answers = [None if question is None else next(rows) for question in questions]
+    return [math.nan if row is None else value(row) for row in answers]
 
 
 def _of_images(outputs: Sequence[Output], texts: Sequence[str], reward: str, start: str = "") -> list[Question | None]:

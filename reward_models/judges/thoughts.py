@@ -237,9 +237,9 @@ def judge_own_errors(
 
 def own_error_remarks(**parameters: Any) -> Callable[[Sequence[Prompt], Sequence[Output]], list[Mapping[str, Any]]]:
     """``marks``: -1 for each step that ``judge_own_errors`` marks."""
-    given = _with_defaults(judge_own_errors, parameters)
-    asking = _of_itself(given.pop("rule"), given.pop("tags"))
-    return _step_marks(given, asking)
+    settings = _with_defaults(judge_own_errors, parameters)
+    asking = _of_itself(settings.pop("rule"), settings.pop("tags"))
+    return _step_marks(settings, asking)
 
 
 def step_remarks(**parameters: Any) -> Callable[[Sequence[Prompt], Sequence[Output]], list[Mapping[str, Any]]]:

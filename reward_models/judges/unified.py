@@ -84,8 +84,8 @@ def unified_reward(
         if mode == "v1.5":
             return number_after(text, "Final Score", 1, 5)
         values = [number_after(text, f"{name} Score", 1, 5) or number_after(text, name, 1, 5) for name in axes]
-        given = [value for value in values if value is not None]
-        return sum(given) / len(given) if len(given) == len(axes) else None
+        readable = [value for value in values if value is not None]
+        return sum(readable) / len(readable) if len(readable) == len(axes) else None
 
     questions = []
     sources = sources_of(prompts, outputs, media, titles=not question)

@@ -73,12 +73,12 @@ def geneval(
         raise ValueError(f"geneval: got mode {mode!r}, expected one of {', '.join(MODES)}")
     images = image_outputs(outputs, "geneval")
     finite = [image for image in images if image is not None]
-    seen = iter(_detector(detector)(finite) if finite else ())
+    detections = iter(_detector(detector)(finite) if finite else ())
     values = []
     for prompt, image in zip(prompts, images, strict=True):
         least = counting_threshold if prompt.meta.get("tag") == "counting" else threshold
         clauses = clauses_of(prompt, "include"), clauses_of(prompt, "exclude")
-        values.append(math.nan if image is None else MODES[mode](*clauses, objects(next(seen), least)))
+        values.append(math.nan if image is None else MODES[mode](*clauses, objects(next(detections), least)))
     return values
 
 

@@ -55,8 +55,8 @@ def nsfw(
     if threshold is not None and not 0 < threshold <= 1:
         raise ValueError(f"nsfw: got threshold {threshold!r}, expected a probability in (0, 1], or None")
     images = image_outputs(outputs, "nsfw")
-    seen = [preprocess(image) for image in images if image is not None]
-    parts = [np.stack(seen[start : start + BATCH]) for start in range(0, len(seen), BATCH)]
+    arrays = [preprocess(image) for image in images if image is not None]
+    parts = [np.stack(arrays[start : start + BATCH]) for start in range(0, len(arrays), BATCH)]
     scores = iter([float(row[1]) for part in parts for row in _session(weights).run(None, {"input_0": part})[0]])
     probabilities = [math.nan if image is None else next(scores) for image in images]
     if threshold is None:

@@ -312,10 +312,10 @@ def ranking(answer: str, prompt: Prompt, output: Text) -> float:
     )
     if len(wanted) < 2 or len(set(wanted)) < len(wanted):
         malformed(prompt, 'an order of at least two different names, such as "B > A > C"')
-    given = _order(answer)
-    if sorted(given) != sorted(wanted):
+    order = _order(answer)
+    if sorted(order) != sorted(wanted):
         return 0.0
-    place = {name: number for number, name in enumerate(given)}
+    place = {name: number for number, name in enumerate(order)}
     pairs = [(earlier, later) for number, earlier in enumerate(wanted) for later in wanted[number + 1 :]]
     return sum(place[earlier] < place[later] for earlier, later in pairs) / len(pairs)
 

@@ -228,8 +228,8 @@ def bleu(candidate: Sequence[str], reference: Sequence[str]) -> float:
         return 0.0
     total = 0.0
     for n, weight in enumerate(BLEU, 1):
-        grams, given = (Counter(zip(*(x[i:] for i in range(n)), strict=False)) for x in (candidate, reference))
-        total += weight * math.log((sum((grams & given).values()) + 1) / (sum(grams.values()) + 1))
+        grams, others = (Counter(zip(*(x[i:] for i in range(n)), strict=False)) for x in (candidate, reference))
+        total += weight * math.log((sum((grams & others).values()) + 1) / (sum(grams.values()) + 1))
     return math.exp(total + min(0.0, 1 - len(reference) / len(candidate)))
 
 

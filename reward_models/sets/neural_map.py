@@ -122,14 +122,14 @@ def transported(
     return [N, width].
     """
     texts = load_object(embed_text, "transported: embed_text")(prompts).detach().cpu().float()
-    seen = embeddings_of(outputs, embed, device, "transported").float()
+    vectors = embeddings_of(outputs, embed, device, "transported").float()
     mapping = _map(locate(map))
-    if texts.shape[-1] != mapping[0].in_features or texts.shape != seen.shape:
+    if texts.shape[-1] != mapping[0].in_features or texts.shape != vectors.shape:
         raise ValueError(
-            f"transported: got texts {list(texts.shape)} and outputs {list(seen.shape)}, expected "
+            f"transported: got texts {list(texts.shape)} and outputs {list(vectors.shape)}, expected "
             f"{len(prompts)} rows each, of the width {mapping[0].in_features} of {map}"
         )
-    return functional.cosine_similarity(mapping(texts), seen).tolist()
+    return functional.cosine_similarity(mapping(texts), vectors).tolist()
 
 
 @functools.cache

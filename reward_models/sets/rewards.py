@@ -84,19 +84,19 @@ def frechet(
     embedding of Inception this is FID, with one of recordings FAD. With ``over="output"`` (recordings only) it is the
     distance of each recording by itself, cut into parts of ``window`` seconds: the per-song FAD of DRAGON.
     """
-    given = _exemplars(exemplars, embed, device)
+    vectors = _exemplars(exemplars, embed, device)
 
     def nearness(some: Tensor) -> float:
-        return -frechet_distance(some, given, ddof)
+        return -frechet_distance(some, vectors, ddof)
 
     if over == "output":
         parts = [windows(audio_of(output, "over='output'"), window) for output in outputs]
         rows = [
-            _like_exemplars(embeddings_of(part, embed, device, "frechet"), given, exemplars, embed) for part in parts
+            _like_exemplars(embeddings_of(part, embed, device, "frechet"), vectors, exemplars, embed) for part in parts
         ]
         whole = [row.isfinite().all().item() and len(row) > ddof for row in rows]
         return [nearness(row) if usable else math.nan for row, usable in zip(rows, whole, strict=True)]
-    rows = _like_exemplars(embeddings_of(outputs, embed, device, "frechet"), given, exemplars, embed)
+    rows = _like_exemplars(embeddings_of(outputs, embed, device, "frechet"), vectors, exemplars, embed)
     return _of_sets(prompts, rows, nearness, over, credit, 1 + ddof, "frechet")
 
 

@@ -107,9 +107,9 @@ def image_reward(
     """
     model = load(weights, tokenizer, allow_pickle, device)
     values = [float("nan")] * len(outputs)
-    given = [(row, image) for row, image in enumerate(image_outputs(outputs, "image_reward")) if image is not None]
-    for first in range(0, len(given), batch):
-        chunk = given[first : first + batch]
+    images = [(row, image) for row, image in enumerate(image_outputs(outputs, "image_reward")) if image is not None]
+    for first in range(0, len(images), batch):
+        chunk = images[first : first + batch]
         pixels = torch.stack([crop_of(model.side)(image) for _, image in chunk])
         with torch.no_grad():
             scores = model.rewards([prompts[row].text for row, _ in chunk], pixels).tolist()

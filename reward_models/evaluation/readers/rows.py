@@ -99,13 +99,13 @@ class Row:
 
     def medium(self, kind: str, key: str, value: Any) -> Stored:
         """A medium from a value of the row."""
-        given = (value.get("bytes") or value.get("path")) if isinstance(value, Mapping) else value
+        content = (value.get("bytes") or value.get("path")) if isinstance(value, Mapping) else value
         place = f"{self.place}: {key}"
-        if isinstance(given, bytes) and given:
-            return Stored(kind, given, place)
-        if not isinstance(given, str) or not given or "\0" in given or re.match(r"https?:", given):
+        if isinstance(content, bytes) and content:
+            return Stored(kind, content, place)
+        if not isinstance(content, str) or not content or "\0" in content or re.match(r"https?:", content):
             raise ValueError(f"{place}: got {_brief(value)}, expected {NAMES[kind]} as a file or as bytes")
-        return Stored(kind, self.root / given, place)
+        return Stored(kind, self.root / content, place)
 
     def output(self, key: str, value: Any) -> Candidate:
         """An output from a value of the row: {"text": ...}, or an image, clip or audio (wav)."""
