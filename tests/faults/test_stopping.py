@@ -23,17 +23,25 @@ def fresh(folder, **changes):
     return trainer(toy_policy("random_window(size=2)"), folder, toy_prompts(5), **settings)
 
 
-def sends(number, at):
-    """A reward that sends this process a signal in its ``at``-th call."""
+def acting(at, act):
+    """A reward in whose ``at``-th call something happens."""
     calls = []
 
     def reward(prompts, outputs):
         calls.append(0)
         if len(calls) == at:
-            os.kill(os.getpid(), number)
+            act()
         return first_number(prompts, outputs)
 
     return reward
+
+
+def sends(number, at):
+    return acting(at, lambda: os.kill(os.getpid(), number))
+
+
+def fails():
+    raise OSError("server gone")
 
 
 def checkpoints(folder):
@@ -96,13 +104,7 @@ def test_a_signal_while_the_average_stands_in_for_the_weights_saves_the_weights(
 
 
 def test_an_error_saves_the_last_round_too(tmp_path):
-    def breaks(prompts, outputs, calls=[]):  # noqa: B006
-        calls.append(0)
-        if len(calls) == 4:
-            raise OSError("server gone")
-        return first_number(prompts, outputs)
-
-    broken = fresh(tmp_path / "cut", reward=breaks)
+    broken = fresh(tmp_path / "cut", reward=acting(4, fails))
     with pytest.raises(RuntimeError, match="server gone"):
         broken.fit()
     assert checkpoints(tmp_path / "cut") == ["step-000004"]
@@ -112,14 +114,8 @@ def test_an_error_saves_the_last_round_too(tmp_path):
 
 
 def test_the_trained_model_is_saved_before_the_last_evaluation(tmp_path):
-    def breaks(prompts, outputs, calls=[]):  # noqa: B006
-        calls.append(0)
-        if len(calls) == 5:
-            raise OSError("server gone")
-        return first_number(prompts, outputs)
-
     with pytest.raises(RuntimeError, match="server gone"):
-        fresh(tmp_path / "cut", reward=breaks).fit(tmp_path / "cut" / "model")
+        fresh(tmp_path / "cut", reward=acting(5, fails)).fit(tmp_path / "cut" / "model")
     assert (tmp_path / "cut" / "model" / "run.json").is_file() and checkpoints(tmp_path / "cut") == ["step-000006"]
 
 

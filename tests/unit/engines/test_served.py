@@ -234,6 +234,19 @@ def test_a_malformed_request_is_400(serve, path, body, capfd):
 COMPLETION = {"ids": [1, 9], "log_probs": [-1.0, -2.0], "version": 0}
 
 
+STATE: dict[str, Any] = {"name": "x", "whole": True, "form": "own", "held": {"a": "x"}}
+STATE["weights"] = vars(Weights.of(0, STATE["held"]))
+
+
+def answered(answers: dict[str, Any]) -> Any:
+    """A client of a server that answers a path by what is stated for it."""
+
+    def answer(request: Any) -> Any:
+        return httpx.Response(200, headers=HEADERS, content=message(answers.get(request.url.path, {})))
+
+    return client("http://a", transport=httpx.MockTransport(answer))
+
+
 @pytest.mark.parametrize(
     ("drawn", "name"),
     [
@@ -252,15 +265,7 @@ COMPLETION = {"ids": [1, 9], "log_probs": [-1.0, -2.0], "version": 0}
     ],
 )
 def test_an_answer_that_is_none_is_one_line(drawn, name):
-    held = {"a": "x"}
-    weights = vars(Weights.of(0, held))
-    state = {"name": "x", "whole": True, "form": "own", "weights": weights, "held": held}
-    answers = {"/state": state, "/generate": {"weights": weights, "drawn": drawn}}
-
-    def answer(request: Any) -> Any:
-        return httpx.Response(200, headers=HEADERS, content=message(answers.get(request.url.path, {})))
-
-    one = client("http://a", transport=httpx.MockTransport(answer))
+    one = answered({"/state": STATE, "/generate": {"weights": STATE["weights"], "drawn": drawn}})
     one.fingerprints()
     with pytest.raises(EngineFailure, match=rf"rollout.engine: .*{name}") as caught:
         one.generate([], RULES, Drawing(0, 1.0, 3))
@@ -281,27 +286,14 @@ def test_an_answer_that_is_none_is_one_line(drawn, name):
     ],
 )
 def test_a_state_that_is_none_is_one_line(path, new):
-    held = {"a": "x"}
-    good = {"name": "x", "whole": True, "form": "own", "weights": vars(Weights.of(0, held)), "held": held}
-    state = changed(good, path, new)
-
-    def answer(request: Any) -> Any:
-        return httpx.Response(200, headers=HEADERS, content=message(state))
-
     with pytest.raises(EngineFailure, match=path.partition(".")[0]) as caught:
-        client("http://a", transport=httpx.MockTransport(answer)).fingerprints()
+        answered({"/state": changed(STATE, path, new)}).fingerprints()
     assert "\n" not in str(caught.value)
 
 
 def test_samples_of_other_weights_than_those_that_were_asked_for_are_refused():
-    held = {"a": "x"}
-    state = {"name": "x", "whole": True, "form": "own", "weights": vars(Weights.of(0, held)), "held": held}
-    answers = {"/state": state, "/generate": {"weights": {"round": 0, "digest": "of others"}, "drawn": [[COMPLETION]]}}
-
-    def answer(request: Any) -> Any:
-        return httpx.Response(200, headers=HEADERS, content=message(answers.get(request.url.path, {})))
-
-    one = client("http://a", transport=httpx.MockTransport(answer))
+    others = {"weights": {"round": 0, "digest": "of others"}, "drawn": [[COMPLETION]]}
+    one = answered({"/state": STATE, "/generate": others})
     one.fingerprints()
     with pytest.raises(EngineFailure, match="of other"):
         one.generate([], RULES, Drawing(0, 1.0, 3))

@@ -1079,6 +1079,14 @@ def test_a_template_that_drops_thoughts_does_not_append(kind, appends):
     assert ChatTemplate(tokenizer_of(KINDS[kind]), {"tools": schemas([look])}).appends == appends
 
 
+def changed_template(old: str, new: str) -> ChatTemplate:
+    """The template of a model with tools, in which a text has become another."""
+    tokenizer = tokenizer_of(KINDS["tools"])
+    assert old in tokenizer.chat_template
+    tokenizer.chat_template = tokenizer.chat_template.replace(old, new)
+    return ChatTemplate(tokenizer, {"tools": schemas([look])})
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -1088,20 +1096,14 @@ def test_a_template_that_drops_thoughts_does_not_append(kind, appends):
     ids=["results", "form"],
 )
 def test_a_template_that_asks_for_other_calls_is_not_left_to_tell(old, new):
-    tokenizer = tokenizer_of(KINDS["tools"])
-    assert old in tokenizer.chat_template
-    tokenizer.chat_template = tokenizer.chat_template.replace(old, new)
-    chat = ChatTemplate(tokenizer, {"tools": schemas([look])})
+    chat = changed_template(old, new)
     assert not chat.writes_tools and "<tool_call>\n{" in chat.text([QUESTION])
     assert chat.reply(["1", "2"]).count("<tool_response>") == 2
 
 
 def test_a_template_may_trim_results():
-    tokenizer = tokenizer_of(KINDS["tools"])
-    written = "message.content + '\\n</tool_response>'"
-    assert written in tokenizer.chat_template
-    tokenizer.chat_template = tokenizer.chat_template.replace(written, f"message.content | trim + {written[18:]}")
-    chat = ChatTemplate(tokenizer, {"tools": schemas([look])})
+    end = "'\\n</tool_response>'"
+    chat = changed_template(f"message.content + {end}", f"message.content | trim + {end}")
     assert chat.writes_tools and "<tool_response>\n42\n</tool_response>" in chat.reply([" 42\n"])
 
 
@@ -1115,10 +1117,7 @@ def test_a_template_may_trim_results():
     ids=["thought", "number", "space"],
 )
 def test_a_template_that_writes_turns_otherwise_than_they_are_sampled_does_not_append(old, new):
-    tokenizer = tokenizer_of(KINDS["tools"])
-    assert old in tokenizer.chat_template
-    tokenizer.chat_template = tokenizer.chat_template.replace(old, new)
-    chat = ChatTemplate(tokenizer, {"tools": schemas([look])})
+    chat = changed_template(old, new)
     assert chat.writes_tools and not chat.appends and chat.reply(["1", "2"]).count("<tool_response>") == 2
 
 
