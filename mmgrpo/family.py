@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mmgrpo.engines.engine import Engine
     from mmgrpo.evaluation import Shown
     from mmgrpo.report.audio_player import Sound
+    from mmgrpo.runtime.memory import Folder, Pass
     from mmgrpo.trainer import Trainer
     from mmgrpo.types import Audio, Media, Policy, Prompt
 
@@ -227,6 +228,9 @@ class Family:
     divide: Callable[[nn.Module, DeviceMesh], None] | None = None
     """Lets the processes of each line of a mesh (``mmgrpo.runtime.sharding.sequences_of``) divide the tokens of a
     network's samples: it takes and returns whole samples, and gradients are parts that add up. None: it cannot."""
+    count_pass: Callable[[Config, Folder, Sequence[str]], Pass] | None = None
+    """What a pass of its network computes and keeps for a sample of a run, by what the headers of a checkpoint say and
+    the layers that get adapters, without weights; None: it is not known, and a dry run says so."""
     engines: Engines | None = None
     """What may draw its rollouts in place of the policy."""
     elsewhere: Callable[[], Elsewhere] | None = None

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mmgrpo.data.media import Skipped
     from mmgrpo.policies.token import TokenPolicy
     from mmgrpo.policies.tools import Tools
+    from mmgrpo.runtime.memory import Folder, Pass
     from mmgrpo.types import Policy, Prompt
 
 Check: TypeAlias = Callable[[Config, "Sequence[Prompt]", str], "tuple[Sequence[Prompt], list[Skipped]]"]
@@ -73,10 +74,18 @@ def language_family(
         blank=blank,
         displayed=previewer,
         blocks=blocks,
+        count_pass=count_pass,
         engines=engines,
         elsewhere=adapters,
         library=library,
     )
+
+
+def count_pass(config: Config, folder: Folder, targets: Sequence[str]) -> Pass:
+    """By a pass of its decoder, or of encoder and decoder."""
+    from pipelines.counting import count_pass
+
+    return count_pass(config, folder, targets)
 
 
 def library() -> Library:

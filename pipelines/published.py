@@ -35,6 +35,9 @@ def folder_of(checkpoint: Checkpoint) -> Folder:
     network = network_of(checkpoint)
     shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     if not of_pipeline(checkpoint):
-        return Folder(shapes, network.config.to_dict())
+        return Folder(shapes, {**network.config.to_dict(), "architectures": [checkpoint.network]})
+    config = {**network.config, "_class_name": checkpoint.network}
     part = "unet" if checkpoint.network.startswith("UNet") else "transformer"
-    return Folder({f"{part}.{name}": shape for name, shape in shapes.items()}, dict(network.config))
+    weights = {f"{part}.{name}": shape for name, shape in shapes.items()}
+    behind = {"text_encoder_3": 0} if checkpoint.prompt else {}
+    return Folder(weights, config, behind, vae=checkpoint.vae, prompt=checkpoint.prompt)

@@ -41,10 +41,8 @@ def folder(model: str) -> Folder:
 def row(recipe: str, model: str) -> str:
     """One line of the table."""
     config = read(["--recipe", recipe], "")
-    known, arithmetic = counted_in(config), family(config.model.family).arithmetic(config)
-    sampled, trained = work(
-        folder(model), config, arithmetic.totals, **{name: known[name] for name in ("reference", "given")}
-    )
+    known, arithmetic = counted_in(config, folder(model)), family(config.model.family).arithmetic(config)
+    sampled, trained = work(known["counts"], config, arithmetic.totals, known["reference"])
     rollouts = -(-config.steps // (config.optim.updates * config.optim.epochs))
     whole = rollouts * (sampled + trained)
     hours = " to ".join(f"{whole / (PEAKS[CARD] * share * 3600):,.0f}" for share in SHARES)

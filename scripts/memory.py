@@ -65,7 +65,7 @@ def folder_of(name: str) -> Folder:
         (model,) = (m for m in MODELS if m.name == name)
         network: Any = network_of(model.kind, model.config)
         weights = {f"transformer.{key}": tuple(value.shape) for key, value in network.named_parameters()}
-        return Folder(weights, dict(network.config))
+        return Folder(weights, {**network.config, "_class_name": model.kind})
     import torch
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
@@ -75,7 +75,8 @@ def folder_of(name: str) -> Folder:
         network = Qwen2_5_VLForConditionalGeneration(
             Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False)
         )
-    return Folder({key: tuple(value.shape) for key, value in network.named_parameters()}, text)
+    config = {**network.config.to_dict(), "architectures": [type(network).__name__]}
+    return Folder({key: tuple(value.shape) for key, value in network.named_parameters()}, config)
 
 
 def gigabytes(run: Run, folder: Folder, processes: int) -> float:
@@ -87,7 +88,7 @@ def gigabytes(run: Run, folder: Folder, processes: int) -> float:
         model=replace(settings.model, family=run.family, lora_rank=run.lora_rank, dtype=run.dtype),
         distributed=replace(settings.distributed, **divided),
     )
-    sizes = needs(folder, settings, processes=processes, **counted_in(settings))
+    sizes = needs(folder, settings, processes=processes, **counted_in(settings, None))
     return sum(size for name, size in sizes.items() if name not in ("activations", "cache")) / 1e9
 
 

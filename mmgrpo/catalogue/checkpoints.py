@@ -21,6 +21,8 @@ class Checkpoint:
     network: str
     parameters: int
     config: Mapping[str, Any] = field(default_factory=dict)
+    vae: Mapping[str, int] = field(default_factory=dict)
+    prompt: int = 0
 
 
 @cache

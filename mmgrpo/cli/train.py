@@ -54,12 +54,15 @@ from mmgrpo.config.reading import (
 from mmgrpo.config.registry import parse
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.config.settings import Config, config_class
+from mmgrpo.data.values import reason_of
 from mmgrpo.family import family, refuse_absent_engine, refuse_engine, refuse_undivided, refuse_unshardable
 from mmgrpo.runtime.devices import processes_of, refuse_launcher
 from mmgrpo.runtime.identity import MARKER
 
 if TYPE_CHECKING:
     from mmgrpo.cli.stages import Stage
+    from mmgrpo.family import Family
+    from mmgrpo.runtime.memory import Folder, Pass
     from mmgrpo.scoring import Scorer
 
 DEFAULT = "sd3"
@@ -514,19 +517,18 @@ def costs_of(config: Config, processes: int, *, on_hub: bool = True) -> list[str
         ]
     if read is None:
         return [f"memory:    not computed, since the files of '{path}' {reason}"]
-    known, totals = counted_in(config), family(config.model.family).arithmetic(config).totals
+    known, totals = counted_in(config, read), family(config.model.family).arithmetic(config).totals
     rollouts = -(-config.steps // (config.optim.updates * config.optim.epochs))
     lines = [*beginning, *memory.report(read, config, processes, **known)]
     if config.data.offline:  # given answers are of other numbers and lengths
         return lines
-    two = {name: known[name] for name in ("reference", "given")}
-    return [*lines, *work.report(read, config, totals, rollouts, processes, **two)]
+    return [*lines, *work.report(known["counts"], config, totals, rollouts, processes, known["reference"])]
 
 
-def counted_in(config: Config) -> dict[str, Any]:
+def counted_in(config: Config, read: Folder | None) -> dict[str, Any]:
     """What ``runtime.memory.needs`` counts besides what the settings say: the layers that get adapters, whether the
-    family's blocks are gathered call by call, whether the loss needs a reference, whether there is guidance, and
-    whether images of prompts are further tokens."""
+    family's blocks are gathered call by call, whether the loss needs a reference, whether there is guidance, and what a
+    pass of the network takes that a checkpoint's headers state (None: nothing)."""
     from mmgrpo.update import LossRecipe
 
     owner = family(config.model.family)
@@ -537,8 +539,21 @@ def counted_in(config: Config) -> dict[str, Any]:
         "targets": tuple(targets),
         "reference": LossRecipe.read(config.algorithm).needs_reference,
         "guided": bool(owner.guidance) and getattr(config.model, owner.guidance) != 1,
-        "given": bool(owner.image_input) and owner.sections.outputs == "Image",
+        "counts": pass_of(owner, config, read, tuple(targets)),
     }
+
+
+def pass_of(owner: Family, config: Config, read: Folder | None, targets: Sequence[str]) -> Pass:
+    """What a pass of a family's network takes, or why that is not known."""
+    from mmgrpo.runtime.memory import Pass
+
+    if read is None or owner.count_pass is None:
+        return Pass(uncounted=f"family '{owner.name}' does not say what its network reads")
+    try:
+        return owner.count_pass(config, read, targets)
+    except Exception as error:  # whatever the code of a network raises that cannot run without values
+        network = read.config.get("_class_name") or (read.config.get("architectures") or ["its network"])[0]
+        return Pass(uncounted=f"{network} of family '{owner.name}' cannot be run without weights: {reason_of(error)}")
 
 
 def check_model(config: Config) -> None:

@@ -11,25 +11,22 @@ divide a copy of the model (``distributed.shard`` full; else N = 1), in bytes
     reference      b P / N              where all weights train and the loss compares with the network before training
     gathered       two blocks, of families whose calls are in step, with their gradients; else all weights
     encoders, VAE  whole, in the precision of computation; encoders none with model.forget_encoders
-    activations    the most that is alive in the backward pass of a micro batch: inputs and outputs of the matrices of
-                   all blocks, at the positions of the output or of the prompt, and gradients (``peak``), divided by
-                   distributed.sequence, whose processes have a part of the positions each; with
-                   model.gradient_checkpointing the inputs of the blocks (of one with model.offload_activations), and
-                   one block; of tokens also the logits of sampling.logits_chunk_size positions
+    activations    the most that is alive in the backward pass of a micro batch, counted on the network without its
+                   weights (``Pass``), divided by distributed.sequence, whose processes have a part of the positions
+                   each; of tokens also the logits of sampling.logits_chunk_size positions
     cache          keys and values of language models: of the completions of a rollout on this process, or of
                    sampling.draw_batch_size that are drawn at a time, and of prompts once per group, or where nothing is
                    shared (sampling.share_prefix, windows) once per completion
 
-Activations are an estimate from names and shapes of weights: attention that stores its probabilities and what a VAE
-needs while it decodes are not in it. Images and prompts of language models count with
-model.max_prompt_tokens where that is set.
+Activations are an estimate: attention that stores its probabilities, towers of media and what a VAE needs while it
+decodes are not in it. Images and prompts of language models count with model.max_prompt_tokens where that is set. A
+network that cannot be counted is named, with the reason.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -43,45 +40,6 @@ CARDS, RESERVE = (24, 80), 2.0
 NETWORKS = ("transformer", "transformer_2", "unet")
 """Folders of a pipeline of diffusers that are the trained network."""
 STORED = {"float32": 4, "bfloat16": 2, "float16": 2}
-UNET = (1.02, 0.9)
-"""Numbers that a UNet keeps for each input and output of its matrices, where all weights train and with adapters:
-measured of Stable Diffusion's."""
-PROMPT = (
-    r"\.context_refiner\.|\.add_[qkv]_proj\.|\.to_add_out\.|_context\.|\.txt_\w+\.|\.(audio_)?attn2\.to_[kv]\."
-    r"|\.encoder_attn\.[kv]_proj\."
-)
-"""Matrices that are applied to the prompt's own sequence."""
-SOUND = r"\.audio_(attn\d|ff|proj_in|proj_out)\.|\.audio_to_video_attn\.to_[kv]\.|\.video_to_audio_attn\.to_(q|out)\b"
-"""Matrices that are applied to the sound of a clip (LTX-2)."""
-SOUND_RATE = 25
-"""Its tokens a second."""
-BOTH = r"single_transformer_blocks|^transformer\.layers\."
-"""Matrices that are applied to output and prompt as one sequence."""
-SINGLE = r"^transformer\.(transformer_blocks\.|proj_out\.)"
-"""The same of a network all of whose blocks are of that kind, whatever they are called."""
-HIDDEN = r"\.(fc1|gate_proj|gate_layer|net\.0\.proj|proj_mlp|w1|linear_in|to_qkv_mlp_proj|conv_inverted)\.weight"
-"""Matrices with which a feed-forward network begins."""
-FIRST = HIDDEN + r"|\.(to_q|add_q_proj|q_proj|qkv)\.weight"
-"""Matrices with which a branch of a block begins, after a norm."""
-LAST = (
-    r"\.(to_out|to_out\.0|to_add_out|o_proj|out_proj|fc2|down_proj|img_mlp\.out|net\.2|proj_out|w2|linear_out"
-    r"|conv_point)\.weight"
-)
-"""Matrices with which it ends, before it is added."""
-ATTENDED = r"(.*)\.(to_[qkv]|add_[qkv]_proj|(?<=encoder_attn\.)[kv]_proj)\.weight"
-"""Matrices of queries, keys and values of a module of attention; of one to audio, those of the audio."""
-GATE = r"\.(gate_proj|gate_layer|w1)\.weight"
-"""Matrices of a gate, of which both sides of its nonlinearity are kept; such models have norms without a bias."""
-FUSED = r"\.(linear_in|to_qkv_mlp_proj)\.weight"
-"""Matrices of a gate and what it is multiplied with (and of queries, keys and values)."""
-QUERY_OR_KEY = r"\.(to|add)_[qk](_proj)?\.weight"
-NORMED = r"\.norm_(q|k|added_q|added_k)\.weight"
-SCALED = r"norm\w*\.linear\.weight|scale_shift_table|_mod\."
-"""Weights of norms whose scale, shift and gate depend on the noise level."""
-CONTEXT = r"^(?!.*(time_text_embed|\.norm)).*\.(context_embedder|text_embedder|(audio_)?caption_projection|txt_in)\."
-"""Matrices that bring the prompt to the network's width, once for all blocks."""
-SMALL = r"\.(norm|time|mod|adaln|av_cross_attn|\w+_mod|\w*embed)\w*\.|scale_shift_table"
-"""Weights of what is computed once a sample or has no matrix."""
 LOGITS = 6
 """Bytes for each logit of a chunk: the logits in fp32, which become their gradient, and that in lower precision."""
 FROZEN = {
@@ -91,6 +49,24 @@ FROZEN = {
 """Options that freeze a part of a network, and the names of its weights."""
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a network computes and keeps for one sample, as its family counts it (``mmgrpo.runtime.counting``)."""
+
+    operations: float = 0.0
+    """Floating-point operations of the forward pass."""
+    kept: float = 0.0
+    """Numbers that the forward pass keeps for the backward pass."""
+    most: float = 0.0
+    """The most that are alive in both, gradients of weights left out."""
+    prompt: float = 0.0
+    """Operations of the prompt, which the samples of a group share,"""
+    prompt_kept: float = 0.0
+    """and numbers that are kept for it."""
+    uncounted: str = ""
+    """Why nothing could be counted."""
 
 
 @dataclass(frozen=True)
@@ -215,11 +191,11 @@ def needs(
     targets: Sequence[str] = (),
     reference: bool = False,
     guided: bool = False,
-    given: bool = False,
+    counts: Pass = Pass(),
 ) -> dict[str, float]:
     """Bytes on each process by what needs them, for the ``Config`` of a run.
 
-    ``guided``: with classifier-free guidance; ``given``: the network reads an image of the prompt with the output.
+    ``guided``: with classifier-free guidance; ``counts``: of its network.
     """
     model, optim = config.model, config.optim
     rank = getattr(model, "lora_rank", 0)
@@ -255,31 +231,22 @@ def needs(
     sizes |= {"encoders": 0 if getattr(model, "forget_encoders", False) else encoders, "VAE": vae}
     together = config.distributed.sequence if processes > 1 else 1
     samples = -(-config.data.prompts_per_step * together // processes) * config.data.group_size
-    sizes |= _activations(learning, config, compute, samples, targets if rank else (), 1 + guided, given, together)
+    sizes |= _activations(folder, config, compute, samples, 1 + guided, counts, together)
     return {name: size for name, size in sizes.items() if size}
 
 
 def _activations(
-    folder: Folder,
-    config: Any,
-    compute: int,
-    samples: int,
-    adapted: Sequence[str],
-    passes: int,
-    given: bool,
-    together: int,
+    folder: Folder, config: Any, compute: int, samples: int, passes: int, counts: Pass, together: int
 ) -> dict[str, float]:
     """Activations of a micro batch, whose tokens so many processes divide, and the cache of a rollout."""
     inside = {**folder.config, **folder.config.get("text_config", {})}
     longest = getattr(config.sampling, "max_tokens", 0)
     rows = min(config.optim.micro_batch_size, samples * getattr(config.sampling, "steps", 1)) * passes
-    checkpointed = getattr(config.model, "gradient_checkpointing", False)
-    offloaded = getattr(config.model, "offload_activations", False)
-    if not longest and not {"height", "width"} <= vars(config.model).keys():
-        return {}  # audio of a length that the headers do not say
     if not longest:
-        numbers = peak(folder, places_of(folder, config, given), adapted, checkpointed, offloaded)
+        alone = 0.5 if passes > 1 and getattr(config.model, "passes_by_length", False) else 1
+        numbers = counts.kept + (counts.most - counts.kept) * alone
         return {"activations": numbers * rows * compute / together}
+    checkpointed = getattr(config.model, "gradient_checkpointing", False)
     layers = inside.get("num_hidden_layers") or inside.get("decoder_layers", 0)
     heads = inside.get("num_attention_heads") or inside.get("decoder_attention_heads", 1)
     size = inside.get("head_dim") or (inside.get("hidden_size") or inside.get("d_model", 0)) // heads
@@ -288,176 +255,16 @@ def _activations(
     shared = getattr(config.sampling, "share_prefix", True) and {*inside.get("layer_types", ())} <= {"full_attention"}
     keys = 2.0 * layers * inside.get("num_key_value_heads", heads) * size
     cache = keys * (longest * drawn + prompt * (samples // config.data.group_size if shared else drawn))
-    # A prompt, or the audio of one, is computed once for all of its samples in the batch.
-    share = prompts / rows
-    completion = 1.0 if checkpointed else longest / (longest + prompt * share)
-    places = Places(longest + prompt * share, inside.get("max_source_positions", 0) * share, at_once=completion)
-    numbers = peak(folder, places, adapted, checkpointed, offloaded) + keys * (longest + prompt) * (not checkpointed)
+    if counts.uncounted:
+        return {"cache": cache * compute}
+    # A prompt, or the audio of one, is computed once for all of its samples in the batch, and completions come first in
+    # the backward pass.
+    shared_part = counts.prompt_kept * (1 - prompts / rows)
+    left = counts.kept - (shared_part if checkpointed or not prompt else counts.prompt_kept)
+    numbers = counts.kept - shared_part + (counts.most - counts.kept) * left / max(counts.kept, 1)
+    numbers += keys * (longest + prompt) * (not checkpointed)
     logits = LOGITS * min(config.sampling.logits_chunk_size, rows * longest) * inside.get("vocab_size", 0)
     return {"activations": numbers * rows * compute / together + logits, "cache": cache * compute}
-
-
-def peak(folder: Folder, places: Places, adapted: Sequence[str], checkpointed: bool, offloaded: bool = False) -> float:
-    """The most numbers of one sample that are alive in a backward pass: what the network keeps for it, and the
-    gradients of a moment (``Block``). With ``checkpointed`` only the inputs of its blocks are kept, and one block,
-    which is computed again; with ``offloaded`` the inputs of that block alone. ``adapted`` are the layers with
-    adapters; none: all weights train.
-
-    Of a matrix the output is kept, and its input where it trains (of queries, keys and values once); before the first
-    matrix of a branch what its norm is of, and what the norm's result is scaled from; of normalized queries and keys
-    both sides of the norm; the output of a last matrix only for a gate that trains. Of a UNet, whose parts are smaller
-    and of more kinds, a multiple of all inputs and outputs that was measured. Gradients of the keys and values of audio
-    wait in all blocks, since they are summed over the samples of a clip.
-    """
-    full, names = not adapted, folder.network.keys()
-    scaled, gated = (
-        full and any(re.search(SCALED, name) for name in names),
-        any(re.search(GATE, name) for name in names),
-    )
-    normed = {name.rpartition(".")[0].rpartition(".")[0] for name in names if re.search(NORMED, name)}
-    joint = any(".add_q_proj." in name for name in names)
-    blocks, inputs = defaultdict[str, Block](Block), dict[str, float]()
-    outside = waiting = 0.0
-    for name, shape in folder.network.items():
-        match = re.match(r".*?_block(s\.\d+)?\.\w+\.\d+(?=\.)" if places.sides else r".*?\.\d+(?=\.)", name)
-        if len(shape) == 2 and re.search(CONTEXT, name):
-            outside += places.prompt * (shape[0] + shape[1] * full)
-        elif re.search(r"\.encoder_attn\.k_proj\.weight", name):
-            outside = places.prompt * shape[1]
-        if len(shape) < 2 or match is None or re.search(SMALL, name):
-            continue
-        count, (wide, narrow), block = places.of(name, joint), shape[:2], blocks[match[0]]
-        first, last = re.search(FIRST, name), re.search(LAST, name)
-        gate = wide if re.search(GATE, name) else 0
-        if re.search(FUSED, name):
-            gate = (wide - 3 * narrow * ("qkv" in name)) / 2
-        both = bool(re.search(QUERY_OR_KEY, name) and name.split(".to_")[0].split(".add_")[0] in normed)
-        trains = full or f".{name}".endswith(tuple(f".{target}.weight" for target in adapted))
-        audio = ".encoder_attn." in name
-        if places.sides:
-            numbers = (wide + narrow) * (UNET[0] if full else UNET[1])
-            inputs[match[0]] = max(inputs.get(match[0], 0), count * narrow)
-        else:
-            numbers = wide * (not last or scaled) + narrow * bool(trains and (first or last))
-            numbers += narrow * (1 + scaled + (gated and full)) * bool(first) + gate
-            numbers += wide * (1 + full) * both
-            if first:
-                inputs[f"{match[0]} {count}"] = count * narrow
-        block.kept += count * numbers
-        if re.search(HIDDEN, name):
-            hidden = 1.5 if places.sides or re.search(FUSED, name) else 3 if gate else 1 if full else 2
-            block.hidden = max(block.hidden, count * (hidden * wide + narrow * (1 + scaled)))
-        if module := re.match(ATTENDED, name):
-            block.attention[module[1]] += count * wide * (1 + both) * bool(trains or not audio)
-            waiting += count * wide * bool(trains and audio)
-        else:
-            block.others += count * numbers
-    if checkpointed:
-        again = max((block.most for block in blocks.values()), default=0.0)
-        blocks_inputs = defaultdict[str, float](float)
-        for name, numbers in inputs.items():
-            blocks_inputs[name.partition(" ")[0]] += numbers
-        kept = max(blocks_inputs.values(), default=0.0) if offloaded else sum(blocks_inputs.values())
-        return outside + kept + again * places.at_once
-    moment = max((block.most - block.kept for block in blocks.values()), default=0.0)
-    return outside + waiting + sum(block.kept for block in blocks.values()) + moment * places.at_once
-
-
-@dataclass
-class Block:
-    """Numbers of one sample in a block: what it keeps, and gradients that are alive for a moment.
-
-    The backward pass begins at the block's end, while all that it keeps is there, with its feed-forward network. Then
-    come, when what that kept is gone, the gradients of an attention.
-    """
-
-    kept: float = 0.0
-    hidden: float = 0.0
-    """Gradients of a feed-forward network: of its hidden numbers on both sides of the nonlinearity (one, where the
-    second matrix trains and has let its input go; three of a gate, with both products; of a UNet's gate, whose matrix
-    makes both of its sides, three halves), and of the width, before and after a gate that depends on the noise."""
-    others: float = 0.0
-    """What is kept outside of attention."""
-    attention: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Gradients of queries, keys and values of each attention; twice of normalized ones, whose norm is several
-    operations."""
-
-    @property
-    def most(self) -> float:
-        """The most that is alive of it."""
-        return max(self.kept + self.hidden, self.kept - self.others + max(self.attention.values(), default=0.0))
-
-
-@dataclass(frozen=True)
-class Places:
-    """Positions of one sample at which a network's matrices are applied."""
-
-    output: float
-    """Patches or tokens."""
-    prompt: float = 0
-    """Tokens of the prompt, or of what else is attended to, where they are a sequence of their own."""
-    image: float = 0
-    """States of a given image that are attended to."""
-    sides: tuple[int, ...] = ()
-    """Height and width of a UNet's input."""
-    levels: int = 1
-    """Its levels, each of half the sides of the one before."""
-    sound: float = 0
-    """Tokens of the sound of a clip."""
-    at_once: float = 1.0
-    """The part of them through which the backward pass goes first: completions, whose prompt comes by itself; one
-    branch of guidance, where prompts of another length are a pass of their own."""
-    single: bool = False
-    """Whether all blocks are applied to output and prompt as one sequence."""
-
-    def of(self, name: str, joint: bool = False) -> float:
-        """The positions of a matrix; ``joint``: of a network that attends to output and prompt together, whose other
-        attention is of the output alone."""
-        if re.search(PROMPT, name) and not (joint and ".attn2." in name):
-            return self.prompt if joint or not re.search(r"\.add_[kv]_proj\.", name) else self.image
-        if re.search(SOUND, name):
-            return self.sound
-        if not self.sides:
-            return self.output + self.prompt * bool(re.search(SINGLE if self.single else BOTH, name))
-        place = re.search(r"(down|up)_blocks\.(\d+)", name)
-        level = self.levels - 1 if place is None else int(place[2])
-        level = self.levels - 1 - level if place and place[1] == "up" else level
-        return prod(side >> level for side in self.sides)
-
-
-def places_of(folder: Folder, config: Any, given: bool = False) -> Places:
-    """The positions of one sample of a denoising model; ``given``: the latents of an image of the prompt follow
-    those of the output."""
-    model, inside, vae = config.model, folder.config, folder.vae
-    factor, pace = (1, 1) if folder.words else compression(vae)
-    default = inside.get("sample_size", 64)
-    default = (default if isinstance(default, int) else 64) * factor
-    sides = [getattr(model, side, 0) or default for side in ("height", "width")]
-    longest = getattr(model, "max_sequence_length", 0)
-    prompt = longest + (folder.prompt if not longest or "text_encoder_3" in folder.others else 0)
-    if folder.words:  # a given image is further channels
-        prompt, given = folder.words, False
-    if "down_block_types" in inside:
-        latents = tuple(side // factor for side in sides)
-        return Places(prod(latents), prompt, sides=latents, levels=len(inside["block_out_channels"]))
-    patch = inside.get("all_patch_size", [inside.get("patch_size", 1)])[0]
-    long, *cells = patch if isinstance(patch, Sequence) else [inside.get("patch_size_t", 1), patch, patch]
-    if inside.get("in_channels") == 4 * vae.get("latent_channels", vae.get("z_dim", 0)):
-        cells = [2, 2]  # latents are packed two by two before the network sees them
-    frames = -(-(1 + ((getattr(model, "frames", 0) or 1) - 1) // pace) // long)
-
-    def grid(sides: Sequence[int]) -> int:
-        return prod(side // factor // cell for side, cell in zip(sides, cells, strict=True))
-
-    size = getattr(model, "given_size", 0)
-    output = frames * grid(sides) + given * grid([size, size] if size else sides)
-    filled, single = getattr(model, "tokens_filled", 1), getattr(model, "one_sequence", False)
-    if filled > 1:
-        output, prompt = -(-output // filled) * filled, -(-prompt // filled) * filled
-    at_once = 0.5 if single and model.guidance != 1 else 1.0
-    heard = "audio_in_channels" in inside
-    sound = round((model.frames or 1) / (model.fps or 24) * SOUND_RATE) if heard else 0
-    return Places(output, prompt, folder.image, sound=sound, at_once=at_once, single=single)
 
 
 def compression(vae: Mapping[str, Any]) -> tuple[int, int]:
@@ -482,12 +289,13 @@ def report(folder: Folder, config: Any, processes: int, **known: Any) -> list[st
     """The lines of a dry run: what this run needs on each process, and what it would need divided among more."""
     sizes = needs(folder, config, processes=processes, **known)
     total = sum(sizes.values()) / 1e9
+    reason = known.get("counts", Pass()).uncounted
     where = "on one process" if processes == 1 else f"on each of {processes} processes"
     lines = [
         *mesh(config.distributed, processes),
         f"memory:    {total:.3g} GB {where}, distributed.shard {config.distributed.shard}: "
         + ", ".join(f"{name} {size / 1e9:.3g}" for name, size in sizes.items()),
-        f"           {fits(total)}; activations are {'an estimate' if 'activations' in sizes else 'not in it'} "
+        f"           {fits(total)}; activations are {f'not in it: {reason}' if reason else 'an estimate'} "
         "(docs/scaling.md)",
     ]
     full = replace(config, distributed=replace(config.distributed, shard="full", replicate=1))

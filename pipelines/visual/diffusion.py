@@ -23,7 +23,7 @@ from pipelines.pretrained import locate, read_network, read_pipeline, reading
 from pipelines.training import Training, freeze, make_trainable
 from pipelines.visual.flow import Architecture, FlowModel, latents_of_pixels
 from pipelines.visual.options import StableDiffusionOptions
-from pipelines.visual.sizes import Sides, latent_size
+from pipelines.visual.sizes import Sample, Sides, latent_size
 
 UNET = "unet"
 """Subfolder of the network in a diffusers folder."""
@@ -135,6 +135,23 @@ def load_unet(
 def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
     """The sides of images that a U-Net takes, with ``factor`` pixels per side of a latent position."""
     return Sides(max(8, factor))
+
+
+CLIP = 77
+"""Words that its text encoders read."""
+
+
+def inputs_of(config: Mapping[str, Any], sample: Sample) -> dict[str, Any]:
+    """What its network reads of one sample; a network of Stable Diffusion XL also the sizes of images."""
+    larger = config.get("addition_embed_type") == "text_time"
+    width = config.get("projection_class_embeddings_input_dim") or 0
+    pooled = torch.empty(1, width - 6 * config["addition_time_embed_dim"]) if larger else None
+    return {
+        "sample": torch.empty(1, config["in_channels"], sample.height, sample.width),
+        "encoder_hidden_states": torch.empty(1, sample.words or CLIP, config["cross_attention_dim"]),
+        "added_cond_kwargs": {"text_embeds": pooled, "time_ids": torch.empty(1, 6)} if larger else None,
+        "timestep": torch.empty(1),
+    }
 
 
 def refuse_other_inputs(source: str, config: Any, channels: int) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from mmgrpo.data.media import Skipped
     from mmgrpo.evaluation import Shown
+    from mmgrpo.runtime.memory import Folder, Pass
     from mmgrpo.types import Policy, Prompt
     from pipelines.export import Elsewhere
 
@@ -89,10 +90,10 @@ def visual_family(
     planned: bool = False,
 ) -> Family:
     """The record of a generator, whose ``module`` has its ``load``, and what is asked before it: ``check_words`` of
-    tokenizers, ``sides_of`` of a network. A variant that is conditioned on an image shares them with its parent, where
-    ``load`` goes by the class of the ``options``. The others are those of ``Family``; ``in_step`` holds whatever images
-    the prompts have, of which there are ``several_images``; ``planned``: there is a plan by which processes divide its
-    tokens, ``sequence_plan`` of the module or that of diffusers."""
+    tokenizers, ``sides_of`` and ``inputs_of`` of a network. A variant that is conditioned on an image shares them with
+    its parent, where ``load`` goes by the class of the ``options``. The others are those of ``Family``; ``in_step``
+    holds whatever images the prompts have, of which there are ``several_images``; ``planned``: there is a plan by which
+    processes divide its tokens, ``sequence_plan`` of the module or that of diffusers."""
     clips = "frames" in {f.name for f in fields(options)}
     check_rows = partial(readable, name, module, image_input, several_images, guidance)
     return Family(
@@ -127,6 +128,7 @@ def visual_family(
         blocks=blocks,
         in_step=in_step,
         divide=partial(divide, module) if planned else None,
+        count_pass=partial(count_pass, module, bool(image_input)),
         engines=DENOISER,
         elsewhere=partial(elsewhere, name, process),
         library=partial(library, name, module, architectures, guidance, process),
@@ -138,6 +140,13 @@ def divide(module: str, network: nn.Module, mesh: DeviceMesh) -> None:
     from pipelines.visual.sequences import divide_by_plan, plan_of_diffusers
 
     divide_by_plan(network, mesh, getattr(importlib.import_module(module), "sequence_plan", plan_of_diffusers))
+
+
+def count_pass(module: str, reads_images: bool, config: Config, folder: Folder, targets: Sequence[str]) -> Pass:
+    """By what ``inputs_of`` of the module says that its network reads."""
+    from pipelines.visual.counting import count_pass
+
+    return count_pass(module, reads_images, config, folder, targets)
 
 
 def elsewhere(name: str, process: Process) -> Elsewhere:

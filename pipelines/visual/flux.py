@@ -44,7 +44,7 @@ from pipelines.visual.flow import (
 )
 from pipelines.visual.options import FluxOptions, KontextOptions
 from pipelines.visual.pipeline import Call, Pipeline
-from pipelines.visual.sizes import Sides, latent_size
+from pipelines.visual.sizes import Sample, Sides, latent_size
 
 LORA_TARGETS = tuple(
     f"attn.{name}"
@@ -59,6 +59,24 @@ PREFERRED = 1024
 def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
     """The sides of images that its network takes, with ``factor`` pixels per side of a latent position."""
     return Sides(2 * factor)
+
+
+USUAL = 1, 1024, 1024
+"""Frames, height and width of samples, where the options leave them open."""
+
+
+def inputs_of(config: Mapping[str, Any], sample: Sample) -> dict[str, Any]:
+    """What its network reads of one sample; a given image follows in the sequence."""
+    tokens = sample.height * sample.width // 4 + sample.given**2 // 4
+    return {
+        "hidden_states": torch.empty(1, tokens, config["in_channels"]),
+        "encoder_hidden_states": torch.empty(1, sample.words, config["joint_attention_dim"]),
+        "pooled_projections": torch.empty(1, config["pooled_projection_dim"]),
+        "timestep": torch.empty(1),
+        "guidance": torch.empty(1) if config["guidance_embeds"] else None,
+        "img_ids": torch.empty(tokens, 3),
+        "txt_ids": torch.empty(sample.words, 3),
+    }
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:

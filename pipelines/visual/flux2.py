@@ -23,7 +23,9 @@ from pipelines.training import PLAIN, Training
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.flux2_klein import (
     LORA_TARGETS,
+    USUAL,
     encode_prompt,
+    inputs_of,
     latents_of,
     model_of,
     pixels_of,
@@ -34,7 +36,7 @@ from pipelines.visual.flux2_klein import (
 from pipelines.visual.options import Flux2Options
 from pipelines.visual.pipeline import Pipeline
 
-__all__ = ["LORA_TARGETS", "Flux2", "load", "sides_of", "words_of"]
+__all__ = ["LORA_TARGETS", "USUAL", "inputs_of", "Flux2", "load", "sides_of", "words_of"]
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:

@@ -34,7 +34,7 @@ from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model
 from pipelines.visual.options import HunyuanVideoOptions, SkyreelsOptions
 from pipelines.visual.sequences import DivisiblePatches, Filled, SequencePlan, Whole
-from pipelines.visual.sizes import Sides, latent_frames, latent_size
+from pipelines.visual.sizes import Sample, Sides, latent_frames, latent_size
 
 __all__ = ["LORA_TARGETS", "load"]
 
@@ -129,6 +129,22 @@ class Skyreels(Architecture):
 def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
     """The sides of clips that its pipeline takes, which asks for more than the network needs."""
     return Sides(lcm(16, factor * config["patch_size"]))
+
+
+USUAL = FRAMES, HEIGHT, WIDTH
+"""Frames, height and width of samples, where the options leave them open."""
+
+
+def inputs_of(config: Mapping[str, Any], sample: Sample) -> dict[str, Any]:
+    """What its network reads of one sample."""
+    return {
+        "hidden_states": torch.empty(1, config["in_channels"], sample.frames, sample.height, sample.width),
+        "encoder_hidden_states": torch.empty(1, sample.words, config["text_embed_dim"]),
+        "encoder_attention_mask": torch.ones(1, sample.words, device="cpu"),
+        "pooled_projections": torch.empty(1, config["pooled_projection_dim"]),
+        "guidance": torch.empty(1) if config["guidance_embeds"] else None,
+        "timestep": torch.empty(1),
+    }
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:

@@ -32,7 +32,7 @@ from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_mod
 from pipelines.visual.hunyuan_video import LORA_TARGETS, clips_of_latents, latent_clip, spacing
 from pipelines.visual.options import HunyuanVideo15Options
 from pipelines.visual.pipeline import Call, Pipeline
-from pipelines.visual.sizes import Sides
+from pipelines.visual.sizes import Sample, Sides
 
 __all__ = ["LORA_TARGETS", "check_words", "load"]
 
@@ -100,6 +100,23 @@ def quotation(text: str) -> str:
 def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
     """The sides of images that its network takes, with ``factor`` pixels per side of a latent position."""
     return Sides(factor * config["patch_size"])
+
+
+USUAL = FRAMES, 480, 848
+"""Frames, height and width of samples, where the options leave them open."""
+
+
+def inputs_of(config: Mapping[str, Any], sample: Sample) -> dict[str, Any]:
+    """What its network reads of one sample, without quoted words."""
+    return {
+        "hidden_states": torch.empty(1, config["in_channels"], sample.frames, sample.height, sample.width),
+        "encoder_hidden_states": torch.empty(1, sample.words, config["text_embed_dim"]),
+        "encoder_attention_mask": torch.ones(1, sample.words, dtype=torch.bool, device="cpu"),
+        "encoder_hidden_states_2": torch.empty(1, 0, config["text_embed_2_dim"]),
+        "encoder_attention_mask_2": torch.ones(1, 0, dtype=torch.bool, device="cpu"),
+        "image_embeds": torch.empty(1, 0, config["image_embed_dim"], device="cpu"),
+        "timestep": torch.empty(1),
+    }
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:

@@ -34,7 +34,7 @@ from pipelines.visual.flow import (
 from pipelines.visual.flux import LORA_TARGETS, pack, places, unpack
 from pipelines.visual.options import LongCatOptions
 from pipelines.visual.pipeline import Pipeline
-from pipelines.visual.sizes import Sides, latent_size
+from pipelines.visual.sizes import Sample, Sides, latent_size
 
 __all__ = ["LORA_TARGETS", "LongCatImage", "load"]
 
@@ -45,6 +45,22 @@ TEXT_TOKENS = LongCatOptions.max_sequence_length
 def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
     """The sides of images that its network takes, with ``factor`` pixels per side of a latent position."""
     return Sides(2 * factor)
+
+
+USUAL = 1, 1024, 1024
+"""Frames, height and width of samples, where the options leave them open."""
+
+
+def inputs_of(config: Mapping[str, Any], sample: Sample) -> dict[str, Any]:
+    """What its network reads of one sample."""
+    tokens = sample.height * sample.width // 4
+    return {
+        "hidden_states": torch.empty(1, tokens, config["in_channels"]),
+        "encoder_hidden_states": torch.empty(1, sample.words, config["joint_attention_dim"]),
+        "timestep": torch.empty(1),
+        "img_ids": torch.empty(tokens, 3),
+        "txt_ids": torch.empty(sample.words, 3),
+    }
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int = TEXT_TOKENS) -> None:

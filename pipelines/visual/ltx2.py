@@ -26,7 +26,7 @@ from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_mod
 from pipelines.visual.ltx_video import clips_of_latents, sides_of
 from pipelines.visual.options import Ltx2Options
 from pipelines.visual.pipeline import Call, Pipeline
-from pipelines.visual.sizes import latent_frames, latent_size
+from pipelines.visual.sizes import Sample, latent_frames, latent_size
 
 __all__ = ["LORA_TARGETS", "load", "sides_of"]
 
@@ -149,6 +149,33 @@ def sound_shape(pipeline: Any, frames: int, fps: float) -> tuple[int, int, int]:
     vae = pipeline.audio_vae
     rate = vae.config.sample_rate / vae.config.mel_hop_length / vae.temporal_compression_ratio
     return vae.config.latent_channels, round(frames / fps * rate), vae.config.mel_bins // vae.mel_compression_ratio
+
+
+SOUND_RATE = 25
+"""Tokens of sound a second."""
+
+
+USUAL = FRAMES, HEIGHT, WIDTH
+"""Frames, height and width of samples, where the options leave them open."""
+
+
+def inputs_of(config: Mapping[str, Any], sample: Sample) -> dict[str, Any]:
+    """What its network reads of one sample."""
+    tokens, sounds = sample.frames * sample.height * sample.width, round(sample.seconds * SOUND_RATE)
+    return {
+        "hidden_states": torch.empty(1, tokens, config["in_channels"]),
+        "audio_hidden_states": torch.empty(1, sounds, config["audio_in_channels"]),
+        "encoder_hidden_states": torch.empty(1, sample.words, config["caption_channels"]),
+        "audio_encoder_hidden_states": torch.empty(1, sample.words, config["caption_channels"]),
+        "encoder_attention_mask": torch.ones(1, sample.words, device="cpu"),
+        "audio_encoder_attention_mask": torch.ones(1, sample.words, device="cpu"),
+        "timestep": torch.empty(1),
+        "sigma": torch.empty(1),
+        "num_frames": sample.frames,
+        "height": sample.height,
+        "width": sample.width,
+        "audio_num_frames": sounds,
+    }
 
 
 def load(options: Ltx2Options, training: Training = PLAIN) -> FlowModel:

@@ -32,7 +32,7 @@ from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_mod
 from pipelines.visual.options import LtxImageOptions, LtxVideoOptions
 from pipelines.visual.pipeline import Pipeline, as_tokens
 from pipelines.visual.sequences import SequencePlan
-from pipelines.visual.sizes import Sides, latent_frames, latent_size
+from pipelines.visual.sizes import Sample, Sides, latent_frames, latent_size
 
 __all__ = ["LORA_TARGETS", "load"]
 
@@ -43,9 +43,28 @@ FRAMES, HEIGHT, WIDTH, FPS = 161, 512, 704, 25.0
 """The pipeline's own clips."""
 
 
+USUAL = FRAMES, HEIGHT, WIDTH
+"""Frames, height and width of samples, where the options leave them open."""
+
+
 def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
     """The sides of clips that its pipeline takes, which asks for more than the network needs."""
     return Sides(lcm(32, factor))
+
+
+def inputs_of(config: Mapping[str, Any], sample: Sample) -> dict[str, Any]:
+    """What its network reads of one sample; of one that begins with an image a noise level for each token."""
+    tokens = sample.frames * sample.height * sample.width
+    return {
+        "hidden_states": torch.empty(1, tokens, config["in_channels"]),
+        "encoder_hidden_states": torch.empty(1, sample.words, config["caption_channels"]),
+        "encoder_attention_mask": torch.ones(1, sample.words, device="cpu"),
+        "timestep": torch.empty(1, tokens) if sample.begins else torch.empty(1),
+        "num_frames": sample.frames,
+        "height": sample.height,
+        "width": sample.width,
+        "rope_interpolation_scale": (1.0, 1.0, 1.0),
+    }
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:

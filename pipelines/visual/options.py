@@ -30,10 +30,8 @@ TRUE_CFG = needs("model.true_cfg_scale", but=1) | GUIDED_ELSEWHERE
 class MemoryOptions(ModelOptions):
     """The model, which of its weights are trained, and what limits its memory."""
 
-    tokens_filled: ClassVar[int] = 1
-    """Words, and patches, are filled up to a multiple of so many."""
-    one_sequence: ClassVar[bool] = False
-    """Whether all blocks of the network read words and patches as one sequence."""
+    passes_by_length: ClassVar[bool] = False
+    """Whether prompts of each length are a pass of their own."""
 
     negative_prompt: Annotated[str, LONG_TEXT, needs("model.guidance", but=1) | GUIDED_ELSEWHERE] = ""
     """Negative prompt of classifier-free guidance; a row's own negative_prompt replaces it. Empty: the default of the
@@ -204,7 +202,7 @@ class QwenImageOptions(FlowOptions):
 class QwenImage21Options(FlowOptions):
     """The model, and which of its weights are trained."""
 
-    one_sequence: ClassVar[bool] = True
+    passes_by_length: ClassVar[bool] = True
 
     family: str = "qwen_image21"
     path: str = "Qwen/Qwen-Image-2.1"
@@ -248,8 +246,6 @@ class LongCatOptions(MemoryOptions):
 @dataclass
 class ZImageOptions(FlowOptions):
     """The model, and which of its weights are trained."""
-
-    tokens_filled: ClassVar[int] = 32
 
     family: str = "z_image"
     path: str = "Tongyi-MAI/Z-Image-Turbo"

@@ -35,7 +35,7 @@ from pipelines.visual.options import QwenImageEditOptions, QwenImageOptions
 from pipelines.visual.pipeline import Pipeline
 from pipelines.visual.qwen_image_tiny import tiny
 from pipelines.visual.sequences import Filled, SequencePlan
-from pipelines.visual.sizes import Sides, latent_size
+from pipelines.visual.sizes import Sample, Sides, latent_size
 
 __all__ = ["LORA_TARGETS", "QwenImage", "load", "tiny"]
 
@@ -62,6 +62,24 @@ LONGEST = 4
 def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
     """The sides of images that its network takes, with ``factor`` pixels per side of a latent position."""
     return Sides(2 * factor)
+
+
+USUAL = 1, 1024, 1024
+"""Frames, height and width of samples, where the options leave them open."""
+
+
+def inputs_of(config: Mapping[str, Any], sample: Sample) -> dict[str, Any]:
+    """What its network reads of one sample; a given image follows in the sequence."""
+    shapes = [
+        (1, sample.height // 2, sample.width // 2),
+        *[(1, sample.given // 2, sample.given // 2)] * bool(sample.given),
+    ]
+    return {
+        "hidden_states": torch.empty(1, sum(map(math.prod, shapes)), config["in_channels"]),
+        "encoder_hidden_states": torch.empty(1, sample.words, config["joint_attention_dim"]),
+        "timestep": torch.empty(1),
+        "img_shapes": [shapes],
+    }
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:

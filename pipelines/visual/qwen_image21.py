@@ -28,7 +28,7 @@ from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_mod
 from pipelines.visual.options import QwenImage21Options
 from pipelines.visual.pipeline import Pipeline, as_tokens
 from pipelines.visual.qwen_image import NOTHING, edit_processor, latent_statistics
-from pipelines.visual.sizes import Sides, latent_size
+from pipelines.visual.sizes import Sample, Sides, latent_size
 
 __all__ = ["LORA_TARGETS", "QwenImage21", "load"]
 
@@ -45,6 +45,22 @@ DEFAULT_SIZE = 1024
 def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
     """The sides of images that its network takes, with ``factor`` pixels per side of a latent position."""
     return Sides(2 * factor)
+
+
+USUAL = 1, DEFAULT_SIZE, DEFAULT_SIZE
+"""Frames, height and width of samples, where the options leave them open."""
+
+
+def inputs_of(config: Mapping[str, Any], sample: Sample) -> dict[str, Any]:
+    """What its network reads of one sample."""
+    tokens = sample.height * sample.width
+    return {
+        "hidden_states": torch.empty(1, tokens, config["in_channels"]),
+        "encoder_hidden_states": torch.empty(1, sample.words, config["context_in_dim"]),
+        "timestep": torch.empty(1),
+        "img_shapes": [[(1, sample.height, sample.width)]],
+        "img_mask": torch.arange(sample.words + tokens // PER_SLOT, device="cpu")[None] >= sample.words,
+    }
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:

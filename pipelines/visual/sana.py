@@ -32,7 +32,7 @@ from pipelines.pretrained import locate, read_network, read_pipeline
 from pipelines.training import PLAIN, Training, freeze
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel, flow_model, latents_of_pixels, pixels_of_latents
 from pipelines.visual.options import SanaOptions
-from pipelines.visual.sizes import Sides, latent_size
+from pipelines.visual.sizes import Sample, Sides, latent_size
 
 LORA_TARGETS = tuple(f"{attn}.{name}" for attn in ("attn1", "attn2") for name in ("to_q", "to_k", "to_v", "to_out.0"))
 """Projections of the linear self-attention and of the cross-attention, as in cosmos-rl's recipe for Sana."""
@@ -41,6 +41,16 @@ LORA_TARGETS = tuple(f"{attn}.{name}" for attn in ("attn1", "attn2") for name in
 def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
     """The sides of images that its network takes, with ``factor`` pixels per side of a latent position."""
     return Sides(factor * config["patch_size"])
+
+
+def inputs_of(config: Mapping[str, Any], sample: Sample) -> dict[str, Any]:
+    """What its network reads of one sample."""
+    return {
+        "hidden_states": torch.empty(1, config["in_channels"], sample.height, sample.width),
+        "encoder_hidden_states": torch.empty(1, sample.words, config["caption_channels"]),
+        "encoder_attention_mask": torch.ones(1, sample.words, device="cpu"),
+        "timestep": torch.empty(1),
+    }
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:

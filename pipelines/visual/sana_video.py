@@ -33,7 +33,7 @@ from pipelines.visual.sana import (
     spacing,
     velocity,
 )
-from pipelines.visual.sizes import Sides, latent_frames, latent_size
+from pipelines.visual.sizes import Sample, Sides, latent_frames, latent_size
 
 __all__ = ["LORA_TARGETS", "check_words", "load"]
 
@@ -47,6 +47,20 @@ def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
     """The sides of clips that its pipeline takes, which asks for more than the network needs."""
     unit, most = wan.sides_of(config, factor)
     return Sides(lcm(32, unit), most)
+
+
+USUAL = FRAMES, *SIZES[30]
+"""Frames, height and width of samples, where the options leave them open."""
+
+
+def inputs_of(config: Mapping[str, Any], sample: Sample) -> dict[str, Any]:
+    """What its network reads of one sample."""
+    return {
+        "hidden_states": torch.empty(1, config["in_channels"], sample.frames, sample.height, sample.width),
+        "encoder_hidden_states": torch.empty(1, sample.words, config["caption_channels"]),
+        "encoder_attention_mask": torch.ones(1, sample.words, device="cpu"),
+        "timestep": torch.empty(1),
+    }
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from pipelines.visual.flow import (
 from pipelines.visual.options import EditOptions, FlowOptions
 from pipelines.visual.sd3_tiny import tiny, tiny_words
 from pipelines.visual.sequences import Counted, SequencePlan
-from pipelines.visual.sizes import Sides, latent_size
+from pipelines.visual.sizes import Sample, Sides, latent_size
 from pipelines.visual.small import SmallModel, is_small, read_words
 
 __all__ = ["LORA_TARGETS", "load", "tiny", "tiny_words"]
@@ -74,6 +74,16 @@ def spacing(scheduler: Any, steps: int, tokens: int) -> dict[str, Any]:
 def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
     """The sides of images that its network takes, with ``factor`` pixels per side of a latent position."""
     return Sides(factor * config["patch_size"], factor * config["patch_size"] * config["pos_embed_max_size"])
+
+
+def inputs_of(config: Mapping[str, Any], sample: Sample) -> dict[str, Any]:
+    """What its network reads of one sample."""
+    return {
+        "hidden_states": torch.empty(1, config["in_channels"], sample.height, sample.width),
+        "encoder_hidden_states": torch.empty(1, sample.words, config["joint_attention_dim"]),
+        "pooled_projections": torch.empty(1, config["pooled_projection_dim"]),
+        "timestep": torch.empty(1),
+    }
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mmgrpo.runtime.memory import compression
@@ -16,6 +17,28 @@ class Sides(NamedTuple):
     """They are multiples of it,"""
     most: int = 1 << 30
     """and at most as long."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample of a run, to its network."""
+
+    height: int
+    """Rows of latents,"""
+    width: int
+    """and columns."""
+    frames: int = 1
+    """Latent frames."""
+    words: int = 0
+    """Tokens of the prompt, of which the network is told."""
+    given: int = 0
+    """Rows and columns each of the latents of an image of the prompt that the network reads with them; 0: none."""
+    begins: bool = False
+    """Whether a clip begins with an image of the prompt."""
+    states: int = 0
+    """States of an image encoder."""
+    seconds: float = 0.0
+    """Length of a clip."""
 
 
 def latent_size(height: int, width: int, sides: Sides, *, factor: int, default: int | Sequence[int]) -> tuple[int, int]:

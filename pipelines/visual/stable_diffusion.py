@@ -17,11 +17,11 @@ from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.conditions import refuse_cut
 from pipelines.training import PLAIN, Training
-from pipelines.visual.diffusion import LORA_TARGETS, DiffusionModel, UnetArchitecture, load_unet, sides_of
+from pipelines.visual.diffusion import LORA_TARGETS, DiffusionModel, UnetArchitecture, inputs_of, load_unet, sides_of
 from pipelines.visual.flow import pixels_of_latents
 from pipelines.visual.options import StableDiffusionOptions
 
-__all__ = ["LORA_TARGETS", "load", "sides_of"]
+__all__ = ["LORA_TARGETS", "inputs_of", "load", "sides_of"]
 
 NOT_READ = {"safety_checker": None, "feature_extractor": None, "image_encoder": None, "requires_safety_checker": False}
 

@@ -38,7 +38,7 @@ from pipelines.training import PLAIN, Training, freeze, make_trainable
 from pipelines.visual.conditioning_image import first_frame
 from pipelines.visual.flow import TRANSFORMER, Architecture, FlowModel
 from pipelines.visual.options import WanImageOptions, WanOptions
-from pipelines.visual.sizes import Sides, latent_frames, latent_size
+from pipelines.visual.sizes import Sample, Sides, latent_frames, latent_size
 from pipelines.visual.small import is_small, read_words
 from pipelines.visual.wan_experts import SECOND, Experts, make_experts_trainable
 from pipelines.visual.wan_small import Clip, Small
@@ -63,6 +63,23 @@ def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
     """The sides of clips that its network takes, with ``factor`` pixels per side of a latent position."""
     patch = factor * config["patch_size"][1]
     return Sides(patch, patch * config["rope_max_seq_len"])
+
+
+def usual_of(path: str) -> tuple[int, int, int]:
+    """Frames, height and width of clips where the options leave them open, by the file of a small model."""
+    clip = Clip.read(path) if is_small(path) else Clip(81, 480, 832, 0.0)
+    return clip.frames, clip.height, clip.width
+
+
+def inputs_of(config: Mapping[str, Any], sample: Sample) -> dict[str, Any]:
+    """What its network reads of one sample, with the states of a given image where it has a place for them."""
+    image = config.get("image_dim")
+    return {
+        "hidden_states": torch.empty(1, config["in_channels"], sample.frames, sample.height, sample.width),
+        "encoder_hidden_states": torch.empty(1, sample.words, config["text_dim"]),
+        "encoder_hidden_states_image": torch.empty(1, sample.states, image) if image else None,
+        "timestep": torch.empty(1),
+    }
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:

@@ -33,7 +33,7 @@ from pipelines.visual.flow import (
 from pipelines.visual.options import ZImageOptions
 from pipelines.visual.pipeline import Call, Pipeline
 from pipelines.visual.sequences import SequencePlan
-from pipelines.visual.sizes import Sides, latent_size
+from pipelines.visual.sizes import Sample, Sides, latent_size
 
 LORA_TARGETS = tuple(f"attention.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0"))
 """Projections of the attention of all blocks, the refiners' too."""
@@ -51,6 +51,19 @@ PIXELS = 1024
 def sides_of(config: Mapping[str, Any], factor: int) -> Sides:
     """The sides of images that its network takes, with ``factor`` pixels per side of a latent position."""
     return Sides(2 * factor, 2 * factor * min(config["axes_lens"][1:]))
+
+
+USUAL = 1, PIXELS, PIXELS
+"""Frames, height and width of samples, where the options leave them open."""
+
+
+def inputs_of(config: Mapping[str, Any], sample: Sample) -> dict[str, Any]:
+    """What its network reads of one sample."""
+    return {
+        "x": [torch.empty(config["in_channels"], 1, sample.height, sample.width)],
+        "t": torch.empty(1),
+        "cap_feats": [torch.empty(sample.words, config["cap_feat_dim"])],
+    }
 
 
 def check_words(pipeline: Any, prompt: Prompt, most: int) -> None:

@@ -114,6 +114,8 @@ BATTERIES = (
     "tests/unit/policies/test_blocks_on_policies.py",
     "tests/libraries/reward_models/test_manifests.py",
     "tests/libraries/families/test_battery.py",
+    "tests/libraries/sharding/test_memory.py",
+    "tests/libraries/sharding/test_work.py",
 )
 
 

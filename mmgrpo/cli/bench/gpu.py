@@ -166,12 +166,12 @@ def measure_network(size: Size, args: Args, place: Path, machine: str) -> dict[s
     peak = peak_of(machine)
     evaluations = sum(line["rollout/evaluations"] for line in timed) / len(timed)
     folder = read_folder(Path(path))
-    known = counted_in(config)
+    known = counted_in(config, folder)
     needed = sum(needs(folder, config, processes=1, **known).values()) / 1e9 if folder else None
     seconds = sum(spent.values())
     once = replace(config, model=replace(config.model, gradient_checkpointing=False))  # what MFU counts
-    totals, given = family(size.family).arithmetic(config).totals, {k: known[k] for k in ("reference", "given")}
-    trained = work(folder, once, totals, **given)[1] if folder else None
+    totals = family(size.family).arithmetic(config).totals
+    trained = work(known["counts"], once, totals, known["reference"])[1] or None
     samples = config.data.prompts_per_step * config.data.group_size
     return {
         "parameters": folder.parameters if folder else None,

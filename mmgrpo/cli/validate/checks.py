@@ -317,7 +317,7 @@ def estimate(config: Config) -> float:
 
     folder = cached_on_hub(config.model.path) or Path(locate(config.model.path))
     read = read_folder(folder) if folder.is_dir() else None
-    return sum(needs(read, config, processes=1, **counted_in(config)).values()) / 1e9 if read else 0.0
+    return sum(needs(read, config, processes=1, **counted_in(config, read)).values()) / 1e9 if read else 0.0
 
 
 def free() -> None:
