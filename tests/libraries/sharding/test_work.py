@@ -150,7 +150,8 @@ def test_hours_are_those_of_all_cards_at_a_part_of_their_peak():
     """1 PFLOP to sample and 3 to train, 100 times, on two H100 of 989 TFLOPS at 40 %: 506 s."""
     config = config_class(families()["sd3"].sections)()
     config = replace(config, model=replace(config.model, dtype="bfloat16"))
-    counts, totals = Pass(1e12), dict.fromkeys(("evaluations to sample", "evaluations to train"), 1000)
+    totals: dict[str, int] = {"evaluations to sample": 1000, "evaluations to train": 1000}
+    counts = Pass(1e12)
     lines = report(counts, config, totals, 100, 2)
     assert re.findall(r"[\d.]+ [A-Z]FLOP", lines[0]) == ["1 PFLOP", "3 PFLOP", "400 PFLOP"]
     assert re.findall(r"[\d.]+ (?=to|h)|\d x \w+", lines[1])[1:4] == ["0.14 ", "0.56 ", "2 x H100"]
