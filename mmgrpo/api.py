@@ -52,7 +52,7 @@ from mmgrpo.family import (
 from mmgrpo.files import write_text
 from mmgrpo.inputs import RunInputs, load, unread_keys
 from mmgrpo.prompts.drawing import Sampling
-from mmgrpo.prompts.ledger import Ledger, TrainingPrompts, by_number, measured_before
+from mmgrpo.prompts.ledger import Ledger, TrainingPrompts, by_number, read_measurements
 from mmgrpo.randomness import deterministic
 from mmgrpo.report import tracking
 from mmgrpo.report.run_record import GroupRecord, RunRecord, display_form
@@ -73,7 +73,7 @@ from mmgrpo.runtime.metrics import read_metrics
 from mmgrpo.runtime.progress import Checkpoints, before_start
 from mmgrpo.runtime.sharding import mesh_of, sequences_of, shard
 from mmgrpo.scoring import Scorer, rules_of
-from mmgrpo.scoring.fitting import checked_by, downloads
+from mmgrpo.scoring.fitting import check_rows_with, downloads
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Policy
 from mmgrpo.update import LossRecipe
@@ -213,9 +213,9 @@ def refuse_unlike(preset: str, settings: Mapping[str, Mapping[str, Any]], source
     stated |= {key: getattr(source.config.data, key) for key in data}
     unlike = {k: v for k, v in {**sampling, **data}.items() if k not in source.given and stated[k] != v}
     if unlike:
-        expected, made = (", ".join(f"{key}={of[key]!r}" for key in unlike) for of in (unlike, stated))
+        expected, actual = (", ".join(f"{key}={values[key]!r}" for key in unlike) for values in (unlike, stated))
         raise ValueError(
-            f"preset: '{preset}' samples with {expected}, and the policy was made with {made}; make it with "
+            f"preset: '{preset}' samples with {expected}, and the policy was made with {actual}; make it with "
             f"preset='{preset}', e.g. visual.policy(path, preset='{preset}'), or give it {', '.join(unlike)}"
         )
 
@@ -274,7 +274,7 @@ def execute(
                     print(f"{trainer.folder} has no checkpoint yet; starting from the beginning", flush=True)
         tracking.begin(accelerator, config, trainer.step)
         started = time.perf_counter()
-        with engine_ended(owner, trainer):
+        with end_engine_on_error(owner, trainer):
             with watch_processes(accelerator, again):
                 evaluations = trainer.fit(trainer.folder / "model")
             wall = time.perf_counter() - started
@@ -282,7 +282,7 @@ def execute(
 
 
 @contextmanager
-def engine_ended(owner: Family | None, trainer: Trainer) -> Iterator[None]:
+def end_engine_on_error(owner: Family | None, trainer: Trainer) -> Iterator[None]:
     """A ``with`` block that leaves a served engine to other runs also where the run fails; the process may go on."""
     try:
         yield
@@ -294,7 +294,7 @@ def engine_ended(owner: Family | None, trainer: Trainer) -> Iterator[None]:
 
 def begin(config: Config) -> tuple[Config, Accelerator]:
     """The configuration as all processes agree on it, and their accelerator, after threads and seeds are set."""
-    if sharding := devices.asked_to_shard(os.environ):
+    if sharding := devices.requested_sharding(os.environ):
         config = replace(config, distributed=replace(config.distributed, shard=sharding[0], replicate=sharding[1]))
     config.check(devices.processes_of(os.environ))
     if config.threads:
@@ -406,7 +406,7 @@ def make_trainer(
             "nothing overlaps: the numbers are those of rollout.engine=served, the time is not",
             flush=True,
         )
-    with checked_by(reward_scorers):
+    with check_rows_with(reward_scorers):
         inputs = start(accelerator)
     used = {
         *recipe.fields,
@@ -429,7 +429,7 @@ def make_trainer(
         place = accelerator.num_processes, accelerator.process_index
         owner.engines.draw(owner, config, inputs.policy, str(accelerator.device), *place, run)
     small = owner.displayed() if owner else display_form
-    ledger, known = started_ledger(config, sampling, splits, reward_scorers)
+    ledger, known = start_ledger(config, sampling, splits, reward_scorers)
     if config.data.ledger and accelerator.is_main_process:
         print(f"data.ledger: rewards of {known} of {len(splits.train)} training prompts are known", flush=True)
     sizes = config.data.prompts_per_step, config.data.group_size, config.data.prompts_at_once
@@ -489,15 +489,15 @@ def traits_of_run(config: Config, owner: Family | None, loss: LossRecipe) -> tup
     has = stated(config) if stated else frozenset[str]()
     data = {"answers": config.data.reference_in_group, "supervised": config.data.supervised}
     data |= {"evaluations": config.eval.every, "positive_weights": True}  # the trainer knows prompts and weights
-    return has | of_algorithm(loss) | {name for name, there in data.items() if there}, stated is not None
+    return has | of_algorithm(loss) | {name for name, holds in data.items() if holds}, stated is not None
 
 
-def started_ledger(config: Config, sampling: Sampling, splits: Splits, rewards: Sequence[Scorer]) -> tuple[Ledger, int]:
+def start_ledger(config: Config, sampling: Sampling, splits: Splits, rewards: Sequence[Scorer]) -> tuple[Ledger, int]:
     """The ledger of a run with what ``data.ledger`` says was measured, and of how many prompts that is."""
     ledger, path, known = sampling.ledger(splits.train, splits.files), config.data.ledger, {}
     if path:
         weights = {reward.name: reward.weight for reward in rewards}
-        known = by_number(splits.train, measured_before(path, weights), path)
+        known = by_number(splits.train, read_measurements(path, weights), path)
         ledger.start(known)
     return ledger, len(known)
 

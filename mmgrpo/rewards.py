@@ -77,16 +77,16 @@ def scorer(spec: str | Callable[..., Sequence[float]] | Scorer, device: str = "c
     common = common_parameters(name, parameters, custom, entry.elsewhere)
     if common.timeout:
         fn = RewardProcess(name, entry.function, parameters, device, common.timeout)
-        reads, needs, recorded, said = fn.reads_rollout, tuple(fn.needs), fn.records, fn.entry
+        reads, needs, recorded, stated = fn.reads_rollout, tuple(fn.needs), fn.records, fn.entry
     else:
         fn = load_reward(name, entry.function, parameters, device)
-        said = entry_of(fn)
+        stated = entry_of(fn)
         reads, needs = (
             reads_rollout(fn),
             tuple(trl.needed_columns(fn.func)) if trl.inside(fn.func) is not fn.func else (),
         )
         recorded = records(fn)
-    entry = said or entry if custom else entry
+    entry = stated or entry if custom else entry
     if reads and common.cache:
         raise ValueError(f"rewards: '{name}' reads the rollout, which differs from round to round; remove cache=...")
     manifest = read_through(entry.read_manifest(), parameters)
@@ -157,12 +157,12 @@ def scorers(specs: Sequence[Any], device: str = "cpu") -> list[Scorer]:
     """Several rewards; their names must differ."""
     if not specs:
         raise ValueError(f"rewards: got none, expected at least one of {', '.join(sorted(entries()))}")
-    several = [scorer(spec, device) for spec in specs]
-    names = [reward.name for reward in several]
+    built = [scorer(spec, device) for spec in specs]
+    names = [s.name for s in built]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"rewards: got '{name}' twice, expected different names for the metrics (log_as=...)")
-    return several
+    return built
 
 
 def from_trl(function: Callable[..., Any], name: str = "", messages: bool | None = None) -> Scorer:

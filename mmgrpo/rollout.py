@@ -323,8 +323,8 @@ def begin_rollout(
             fields["greedy_value"] = put(value, device)
             scores = replace(scores, valid=scores.valid & scored[:, None])
         if recipe.marking:
-            said, judged = remark_fields(scorers, recipe.marking, rollout, recipe.fields)
-            fields |= said
+            remarks, judged = remark_fields(scorers, recipe.marking, rollout, recipe.fields)
+            fields |= remarks
             scores = replace(scores, valid=scores.valid & judged[:, None].to(scores.valid.device))
         if "reference_value" in recipe.fields:
             fields["reference_value"] = put(torch.tensor(reference_values(rollout.prompts)), device)

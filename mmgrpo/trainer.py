@@ -108,8 +108,8 @@ class Trainer:
                 self.record.raise_alarms()
                 self.callbacks.call("on_train_begin", self)
                 self._evaluate_before()
-                of = {"total": self.steps, "done": self.step, "quiet": not self.accelerator.is_main_process}
-                with progress_bar(title="train", unit="step", stays=True, **of) as bar:
+                progress = {"total": self.steps, "done": self.step, "quiet": not self.accelerator.is_main_process}
+                with progress_bar(title="train", unit="step", stays=True, **progress) as bar:
                     while self.step < self.steps and not self.callbacks.ended():
                         start = self.step
                         self.run_round(bar)
@@ -137,7 +137,7 @@ class Trainer:
         """Checkpoints and evaluations that are due since step ``start``; the end of an interrupted run."""
         every = self.evaluation.every
         self.evaluation_due = bool(every) and self.step < self.steps and self.step // every > start // every
-        if self.checkpoints.due(start, self.step, self.steps):
+        if self.checkpoints.is_due(start, self.step, self.steps):
             self.save()
         # A signal may reach one rank only, and all must stop at the same place.
         if stop := int(largest(float(self.interruption.requested), self.accelerator)):
@@ -187,7 +187,7 @@ class Trainer:
             round_ = self._roll_out(now)
         round_.metrics.update(self.callbacks.call("on_rollout_end", self, round_, taken=round_.metrics))
         batch = on_device(round_.batch, self.accelerator.device)
-        self.at_boundary = not self.callbacks.having("learn")
+        self.at_boundary = not self.callbacks.defines("learn")
         round_.metrics.update(self.callbacks.call("learn", self, batch, taken=round_.metrics))
         self.seconds += sum(round_.metrics.get(f"time/{part}", 0.0) for part in ("rollout", "reward", "learners"))
         lines: list[dict[str, float]] = []
@@ -232,7 +232,7 @@ class Trainer:
                     drawing=drawing,
                     change_request=partial(self.callbacks.change_request, self),
                     change_rollout=partial(self.callbacks.change_rollout, self),
-                    extend=partial(self.callbacks.call, "on_rows", self) if self.callbacks.having("on_rows") else None,
+                    extend=partial(self.callbacks.call, "on_rows", self) if self.callbacks.defines("on_rows") else None,
                 )
             self.record.begin_round(round_)
         return round_

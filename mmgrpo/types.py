@@ -135,7 +135,7 @@ class Text:
         """Role and text of the turns before it and of the last, ``whole``; a medium is its kind in brackets."""
         turns = [*self.turns, Turn("assistant", (self.whole,))]
         words = [[part if isinstance(part, str) else f"[{part.kind}]" for part in turn.parts] for turn in turns]
-        return tuple((turn.role, "".join(some)) for turn, some in zip(turns, words, strict=True))
+        return tuple((turn.role, "".join(texts)) for turn, texts in zip(turns, words, strict=True))
 
     @property
     def transcript(self) -> str:
@@ -243,9 +243,9 @@ class Decisions:
     def by(self, change: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> Decisions:
         """The numbers after a change of all tensors together."""
         numbers = [self.log_probs, self.loss_mask, self.decision_mask, self.node, self.origin]
-        made = iter(change([*numbers, *self.keys.values(), *self.fields.values()]))
-        changed = [next(made) for _ in numbers]
-        keys, fields = ({name: next(made) for name in some} for some in (self.keys, self.fields))
+        tensors = iter(change([*numbers, *self.keys.values(), *self.fields.values()]))
+        changed = [next(tensors) for _ in numbers]
+        keys, fields = ({name: next(tensors) for name in table} for table in (self.keys, self.fields))
         return Decisions(*changed, keys=keys, fields=fields)
 
     @cached_property
@@ -359,9 +359,9 @@ class Batch:
 
     def of_part(self, name: str) -> Batch:
         """The batch with the decisions of one part of its rows alone (``part_field``)."""
-        there = self.decisions.fields[part_field(name)]
-        decisions = replace(self.decisions, decision_mask=self.decisions.decision_mask & there)
-        return replace(self, decisions=decisions, loss_mask=self.loss_mask & there)
+        within = self.decisions.fields[part_field(name)]
+        decisions = replace(self.decisions, decision_mask=self.decisions.decision_mask & within)
+        return replace(self, decisions=decisions, loss_mask=self.loss_mask & within)
 
 
 @dataclass(frozen=True)

@@ -238,13 +238,13 @@ class PartLoss:
 
 def losses(loss: LossRecipe) -> dict[str, LossRecipe]:
     """The loss of each network that trains alongside the policy, by its name."""
-    made = {}
+    recipes = {}
     for rule in loss.networks:
         if "objective" in rule.parameters:
             aggregation = rule.parameters.get("aggregation", rule.block.parameters["aggregation"].default)
             terms = rule.parameters.get("terms", ())
-            made[name_of(rule)] = LossRecipe.of(str(rule.parameters["objective"]), str(aggregation), terms=terms)
-    return made
+            recipes[name_of(rule)] = LossRecipe.of(str(rule.parameters["objective"]), str(aggregation), terms=terms)
+    return recipes
 
 
 def all_scores(loss: LossRecipe) -> frozenset[str]:
@@ -402,8 +402,8 @@ def accumulate_gradients(
     as_one = loss.replays and loss.replay({}).old == "one"
     kinds = {"off_policy": [REFERENCE, SUPERVISED, *([REPLAYED] if as_one else [])]}
     kinds |= {"drawn": [OWN, HINTED], "foreign": [REPLAYED, SUPERVISED], "supervised": [SUPERVISED]}
-    for name, several in kinds.items():
-        inputs[name] = of_kinds(decisions.origin, several)[:, None].expand_as(loss_mask)
+    for name, members in kinds.items():
+        inputs[name] = of_kinds(decisions.origin, members)[:, None].expand_as(loss_mask)
     if "certainty" in decisions.fields:
         inputs["drawn_certainty"] = decisions.fields["certainty"]
     if not loss.factor_follows_policy:
@@ -414,8 +414,8 @@ def accumulate_gradients(
         weights = loss.aggregation(inputs)
     weights = weights if coef == 1 else coef * weights
     origins = {*batch.host.origin.tolist()}
-    there = frozenset(name for name, several in kinds.items() if origins.intersection(several))
-    step = Step(policy, batch, rows, loss, inputs, weights, micro_batch_size, accelerator, Tally(), on_policy, there)
+    present = frozenset(name for name, members in kinds.items() if origins.intersection(members))
+    step = Step(policy, batch, rows, loss, inputs, weights, micro_batch_size, accelerator, Tally(), on_policy, present)
     with scoring_weights(policy.network):
         if loss.coupled:
             _accumulate_coupled(step)
@@ -546,8 +546,8 @@ def set_rate(optimizer: torch.optim.Optimizer, optim: Optim, step: int, steps: i
 def step_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     """Metrics of an optimizer step from the sums of its tally: those of its decisions become means, also of parts."""
     counts = {name.removesuffix("entries"): max(1.0, value) for name, value in sums.items() if name.endswith("entries")}
-    named = [(of, name) for of in counts for name in ("clip/low", "clip/high", *VELOCITY_METRICS)]
-    means = {f"{of}{name}": sums[f"{of}{name}"] / counts[of] for of, name in named}
+    named = [(prefix, name) for prefix in counts for name in ("clip/low", "clip/high", *VELOCITY_METRICS)]
+    means = {f"{prefix}{name}": sums[f"{prefix}{name}"] / counts[prefix] for prefix, name in named}
     others = {name: value for name, value in sums.items() if not name.endswith("entries") and name not in means}
     kl = sum(value for name, value in sums.items() if name.startswith("term/kl"))
     return {

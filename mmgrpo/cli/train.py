@@ -396,7 +396,7 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
     ``missing`` takes the place of the error of a prompt file that does not exist, and ``inherited`` are the settings
     that may have lost their effect (``overridden``)."""
     from mmgrpo.advantages.estimate import AdvantageRecipe
-    from mmgrpo.api import started_ledger
+    from mmgrpo.api import start_ledger
     from mmgrpo.data.pairs import KEYS
     from mmgrpo.data.splits import describe_repeats
     from mmgrpo.inputs import facts, read_prompts, unread_keys
@@ -407,9 +407,9 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
     from mmgrpo.rounds.callback import Callbacks, load_callback
     from mmgrpo.rounds.offline import select_answered, select_better, select_comparable, way_of
     from mmgrpo.runtime.folder import refuse_folder, with_name
-    from mmgrpo.scoring.fitting import checked_by, downloads
+    from mmgrpo.scoring.fitting import check_rows_with, downloads
     from mmgrpo.scoring.isolation import RewardFailure
-    from mmgrpo.scoring.served import asked_once
+    from mmgrpo.scoring.served import ask_once
     from mmgrpo.update import LossRecipe
 
     problems, owner, reachable = list[str](), family(config.model.family), True
@@ -421,7 +421,7 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
             reachable = reachable and check is not check_model
     rewards: list[Scorer] = []
     try:
-        with asked_once():
+        with ask_once():
             rewards = scorers(config.rewards) if config.rewards or config.data.offline < 1 else []
         recipe, loss = AdvantageRecipe.of(config.algorithm), LossRecipe.read(config.algorithm)
         refuse_start(config.data.group_size, recipe, loss, rewards, config.data.offline)
@@ -443,7 +443,7 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
     for note in downloads(rewards, {}):
         print(note, flush=True)
     try:
-        with checked_by(rewards):
+        with check_rows_with(rewards):
             read = read_prompts(config, owner)
         refuse_moot(config, usual(type(config), config.algorithm.preset), inherited, facts(config, read.splits))
         counts = {"data.train": read.splits.train, "data.heldout": read.splits.heldout, **read.splits.extra}
@@ -470,7 +470,7 @@ def check_inputs(config: Config, missing: str = "", inherited: Collection[str] =
                 print(f"offline:   {len(usable):,} prompts whose answers are compared, {len(ties):,} with equal ones")
             else:
                 sampling = Sampling.of(config.algorithm.sampler, config.algorithm.trackers)
-                ledger, known = started_ledger(config, sampling, read.splits, rewards)
+                ledger, known = start_ledger(config, sampling, read.splits, rewards)
                 recipe = AdvantageRecipe.of(config.algorithm)
                 usable, worse = select_better(read.splits.train, kind, config.data.offline, recipe, ledger)
                 print(
@@ -493,7 +493,7 @@ def costs_of(config: Config, processes: int, *, on_hub: bool = True) -> list[str
     this machine or (``on_hub``) on the hub, or by the record of a published checkpoint."""
     from mmgrpo.catalogue.checkpoints import checkpoints
     from mmgrpo.runtime import memory, work
-    from mmgrpo.scoring.manifest import cached_on_hub
+    from mmgrpo.scoring.manifest import find_in_cache
     from pipelines.pretrained import headers_on_hub
 
     path, reason, read = config.model.path, "are not on this machine", None
@@ -505,7 +505,7 @@ def costs_of(config: Config, processes: int, *, on_hub: bool = True) -> list[str
         except OSError as error:
             reason = f"{reason}, and those on the hub cannot be read: {error}"
     if read is None and not path.startswith(PYPI):
-        folder = cached_on_hub(path) or Path(locate(path))
+        folder = find_in_cache(path) or Path(locate(path))
         read = memory.read_folder(folder) if folder.is_dir() else None
     beginning: list[str] = []
     if read is None and path in checkpoints():

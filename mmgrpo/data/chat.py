@@ -32,7 +32,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from mmgrpo.config.names import nearest
-from mmgrpo.data.messages import calls_written
+from mmgrpo.data.messages import format_calls
 from mmgrpo.data.values import one_line, reason_of
 from mmgrpo.types import Media, Prompt, Turn
 
@@ -166,10 +166,10 @@ class ChatTemplate:
             _turn("tool", result) if isinstance(result, str) else {"role": "tool", "content": result}
             for result in results
         ]
-        said = [_turn("user", USER), _turn("assistant", ASSISTANT), *turns]
+        dialogue = [_turn("user", USER), _turn("assistant", ASSISTANT), *turns]
         texts = [part["text"] for turn in turns for part in turn["content"] if part["type"] == "text"]
         end = self._end
-        _, _, rest = self.text(said).partition(ASSISTANT)
+        _, _, rest = self.text(dialogue).partition(ASSISTANT)
         _, ended, reply = rest.partition(end) if end else ("", "", "")
         if not (ended and reply.endswith(self._header) and all(text.strip() in reply for text in texts)):
             raise ValueError(
@@ -179,13 +179,13 @@ class ChatTemplate:
         return reply
 
     @cached_property
-    def appends(self) -> bool:
+    def is_append_only(self) -> bool:
         """Whether the template writes a conversation with tools as its turns are sampled and read one after the other.
         Some do not: they drop earlier thoughts (Qwen3 with ``enable_thinking`` false drops the empty one)."""
         opening = self.prefilled or "<think>\n"
-        said = f"{opening}{ASSISTANT}" if "</think>" in opening else f"{opening}{THOUGHT}\n</think>\n\n{ASSISTANT}"
-        sampled = said.removeprefix(self.prefilled) + self._end
-        first, second = ([_turn("assistant", said), _turn("tool", result)] for result in RESULTS)
+        answer = f"{opening}{ASSISTANT}" if "</think>" in opening else f"{opening}{THOUGHT}\n</think>\n\n{ASSISTANT}"
+        sampled = answer.removeprefix(self.prefilled) + self._end
+        first, second = ([_turn("assistant", answer), _turn("tool", result)] for result in RESULTS)
         question = _turn("user", USER)
         written = [self.text([question]), *(f"{sampled}{self.reply([result])}" for result in RESULTS)]
         return self.text([question, *first, *second]) == "".join(written)
@@ -202,7 +202,7 @@ class ChatTemplate:
             turns = (("user", USER), ("assistant", ASSISTANT), ("tool", RESULTS[0]))
             try:
                 text = self.renderer.apply_chat_template(
-                    [{"role": role, "content": form(said)} for role, said in turns],
+                    [{"role": role, "content": form(words)} for role, words in turns],
                     tokenize=False,
                     chat_template=source,
                     **self.arguments,
@@ -240,10 +240,12 @@ class ChatTemplate:
         turns: list[Mapping[str, Any]] = []
         for place, message in enumerate(messages):
             if "tool_calls" in message and not calls:
-                said = [*(message["content"] or ()), _part(calls_written(message["tool_calls"]))]
-                said = [said[0], _part("\n"), *said[1:]] if len(said) > 1 else said
+                parts_of_turn = [*(message["content"] or ()), _part(format_calls(message["tool_calls"]))]
+                parts_of_turn = (
+                    [parts_of_turn[0], _part("\n"), *parts_of_turn[1:]] if len(parts_of_turn) > 1 else parts_of_turn
+                )
                 kept = {name: value for name, value in message.items() if name != "tool_calls"}
-                turns.append({**kept, "content": _join_texts(said)})
+                turns.append({**kept, "content": _join_texts(parts_of_turn)})
                 continue
             if message["role"] != "tool" or results:
                 turns.append(message)
@@ -327,8 +329,8 @@ class ChatTemplate:
         return {**message, "role": role, "content": "".join(words)}
 
     def _render(self, messages: Sequence[Mapping[str, Any]], generate: bool) -> str:
-        several = isinstance(self.renderer.chat_template, Mapping)
-        changed = {"chat_template": self.pinned} if several or self.pinned != self.source else {}
+        has_variants = isinstance(self.renderer.chat_template, Mapping)
+        changed = {"chat_template": self.pinned} if has_variants or self.pinned != self.source else {}
         given = {name: value for name, value in self.arguments.items() if name != "tools" or self.writes_tools}
         return self.renderer.apply_chat_template(
             list(messages), add_generation_prompt=generate, tokenize=False, **changed, **given
@@ -349,12 +351,12 @@ def _part(text: str) -> dict[str, str]:
 
 def _join_texts(parts: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
     """Parts of which no two texts stand one behind the other."""
-    made: list[Mapping[str, str]] = []
+    joined: list[Mapping[str, str]] = []
     for part in parts:
-        if part["type"] == "text" and made and made[-1]["type"] == "text":
-            part = _part(made.pop()["text"] + part["text"])
-        made.append(part)
-    return made
+        if part["type"] == "text" and joined and joined[-1]["type"] == "text":
+            part = _part(joined.pop()["text"] + part["text"])
+        joined.append(part)
+    return joined
 
 
 def _turn(role: str, text: str) -> dict[str, Any]:

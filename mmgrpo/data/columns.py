@@ -124,9 +124,9 @@ def _column(row: Mapping[str, Any], name: str) -> Any:
     for key in [name] if name in row else name.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     if value is None:
-        there = [key for key, value in row.items() if value is not None]
+        present = [key for key, value in row.items() if value is not None]
         raise ValueError(
-            f"data.columns: no column {quote(name)} in this row, or nothing in it.{nearest(name, there)[:400]}"
+            f"data.columns: no column {quote(name)} in this row, or nothing in it.{nearest(name, present)[:400]}"
         )
     return value
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mmgrpo.config.registry import block, table_of
-from mmgrpo.data.messages import calls_written, text_of
+from mmgrpo.data.messages import format_calls, text_of
 from mmgrpo.data.values import show_value
 from mmgrpo.randomness import derive
 from mmgrpo.types import Answer, Media, Prompt, Turn
@@ -118,7 +118,7 @@ class Comparison:
 
     def _verdict_options(self) -> str:
         cases = ("if the first is better", "if the second is", "if they are equally good")
-        return ", ".join(f"<answer>{verdict}</answer> {case}" for verdict, case in zip(self.verdicts, cases))
+        return ", ".join(f"<answer>{answer}</answer> {case}" for answer, case in zip(self.verdicts, cases))
 
 
 @block(COMPARISONS)
@@ -140,17 +140,17 @@ def rubric_verdict(
 
 def swap_answers(prompt: Prompt) -> Prompt:
     """A comparison with its answers exchanged, and the verdict with them; ValueError for another prompt."""
-    made = prompt.meta.get("comparison")
-    if not isinstance(made, dict):
+    comparison = prompt.meta.get("comparison")
+    if not isinstance(comparison, dict):
         raise ValueError(f"prompt '{prompt.id}': got no comparison, expected data.comparison to make one of its row")
-    a, b = made["places"]
+    a, b = comparison["places"]
     last = max(place for place, turn in enumerate(prompt.turns) if turn.role == "user")
     parts = list(prompt.turns[last].parts)
     parts[a], parts[b] = parts[b], parts[a]
     turns = tuple(
         replace(turn, parts=tuple(parts)) if place == last else turn for place, turn in enumerate(prompt.turns)
     )
-    first, second = made["verdicts"][:2]
+    first, second = comparison["verdicts"][:2]
     exchanged = {first: second, second: first}
     places = {"first": "second", "second": "first"}
     better = prompt.meta["better"]
@@ -172,7 +172,7 @@ def question_of(prompt: Prompt) -> Iterator[str | Media]:
         yield f"{chr(10) * bool(number)}{turn.role.capitalize()}: "
         yield from turn.parts
         if calls := turn.keys.get("tool_calls", ()):
-            yield f"\n{calls_written(calls)}"
+            yield f"\n{format_calls(calls)}"
 
 
 def content_of(answer: Answer) -> str | Media:

@@ -263,8 +263,8 @@ def data_files(path: str | Path) -> list[Path]:
 def listing_of(folder: Path) -> Path:
     """The file in a folder that lists its media, or the folder itself where each has a text of its name; else
     ValueError."""
-    if there := [folder / name for name in LISTINGS if (folder / name).is_file()]:
-        return there[0]
+    if listings := [folder / name for name in LISTINGS if (folder / name).is_file()]:
+        return listings[0]
     media = [medium for medium in folder.iterdir() if medium.name.lower().endswith(MEDIA)]
     if any(caption_of(medium).is_file() for medium in media) or (media and (folder / SHARED).is_file()):
         return folder

@@ -300,7 +300,7 @@ def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
     return read
 
 
-def calls_written(calls: Iterable[Mapping[str, Any]]) -> str:
+def format_calls(calls: Iterable[Mapping[str, Any]]) -> str:
     """Calls as a policy writes them, in the form of Hermes and Qwen."""
     named = [call.get("function", call) for call in calls]
     texts = [json.dumps({key: call[key] for key in ("name", "arguments")}, ensure_ascii=False) for call in named]
@@ -309,7 +309,7 @@ def calls_written(calls: Iterable[Mapping[str, Any]]) -> str:
 
 def turn_text(turn: Turn) -> str:
     """The text of a turn with its calls."""
-    return "\n".join(filter(None, [_text_of(turn), calls_written(turn.keys.get("tool_calls", ()))]))
+    return "\n".join(filter(None, [_text_of(turn), format_calls(turn.keys.get("tool_calls", ()))]))
 
 
 def _block(block: Any, place: str, root: Path) -> tuple[str | Media | Place, ...]:

@@ -32,20 +32,18 @@ VOTES = {"leftvote": (1.0, 0.0), "rightvote": (0.0, 1.0), "tievote": (0.0, 0.0),
 
 
 def _grade_chosen(row: Mapping[str, Any], first: str = "chosen", second: str = "rejected") -> Graded:
-    several = [(row[first], 1.0), (row[second], 0.0)]
-    listed = [
-        isinstance(value, list) and bool(value) and all(isinstance(v, str) for v in value) for value, _ in several
-    ]
+    graded = [(row[first], 1.0), (row[second], 0.0)]
+    listed = [isinstance(value, list) and bool(value) and all(isinstance(v, str) for v in value) for value, _ in graded]
     if any(listed):
         return [
-            (answer, grade) for value, grade in several for answer in (value if isinstance(value, list) else [value])
+            (answer, grade) for value, grade in graded for answer in (value if isinstance(value, list) else [value])
         ]
-    return several
+    return graded
 
 
 def _grade_by_order(value: Any) -> Graded:
-    several = value if isinstance(value, list) else [value]
-    return [(answer, -float(place)) for place, answer in enumerate(several)]
+    answers = value if isinstance(value, list) else [value]
+    return [(answer, -float(place)) for place, answer in enumerate(answers)]
 
 
 def _grade_by_numbers(row: Mapping[str, Any], contents: str, numbers: str, sign: float) -> Graded:
@@ -154,10 +152,10 @@ def _answer(content: Any, grade: float, kind: str, root: Path) -> Answer:
             return Answer(content, None, grade)
         return Answer(content if not kind else "", medium_of({"path": content}, kind or suffix, root), grade)
     if memory_kind or isinstance(content, str | Mapping):
-        of = dict(content) if isinstance(content, Mapping) else {"path": content}
-        file = str(of.get("path", "")).lower()
-        named = next((name for name in IN_MEMORY if name in of or file.endswith(SUFFIXES[name])), "image")
-        return Answer("", medium_of(of, memory_kind or kind or named, root), grade)
+        fields = dict(content) if isinstance(content, Mapping) else {"path": content}
+        file = str(fields.get("path", "")).lower()
+        named = next((name for name in IN_MEMORY if name in fields or file.endswith(SUFFIXES[name])), "image")
+        return Answer("", medium_of(fields, memory_kind or kind or named, root), grade)
     raise ValueError(f"answer: got {show_value(content)}, expected a text, turns with the assistant last, or a medium")
 
 

@@ -97,14 +97,14 @@ def keys_read(module: str, name: str = "") -> frozenset[str] | None:
         place = waiting.pop()
         if place not in seen:
             seen.add(place)
-            mine, used = looked_through(*place, package)
+            mine, used = scan_object(*place, package)
             keys |= mine
             waiting += used
     return frozenset(keys)
 
 
 @cache
-def looked_through(module: str, name: str, package: str) -> tuple[frozenset[str], tuple[tuple[str, str], ...]]:
+def scan_object(module: str, name: str, package: str) -> tuple[frozenset[str], tuple[tuple[str, str], ...]]:
     """The keys that one object of a module reads itself, and the objects of the package that it uses."""
     source = source_of(module)
     if source is None:

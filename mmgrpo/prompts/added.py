@@ -204,15 +204,15 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 def fill_text(
-    text: str, prompt: Prompt, sample: str = "", right: bool = False, said: Mapping[str, str] = NOTHING
+    text: str, prompt: Prompt, sample: str = "", right: bool = False, fields: Mapping[str, str] = NOTHING
 ) -> str:
-    """The text with {sample}, {verdict}, {answer}, columns of the prompt's row, and what judges ``said`` of the sample
-    in it; ValueError for a column that the row has not."""
+    """The text with {sample}, {verdict}, {answer}, columns of the prompt's row, and ``fields`` (what judges say of the
+    sample) in it; ValueError for a column that the row has not."""
 
     def value(match: re.Match[str]) -> str:
         name = match[1]
-        if name in said:
-            return said[name]
+        if name in fields:
+            return fields[name]
         if name == "sample":
             return sample
         if name == "verdict":
@@ -225,9 +225,9 @@ def fill_text(
     return re.sub(r"\{(\w+)\}", value, text)
 
 
-def refining(prompt: Prompt, added: Addition, sample: str, right: bool, said: Mapping[str, str] = NOTHING) -> Prompt:
+def refining(prompt: Prompt, added: Addition, sample: str, right: bool, fields: Mapping[str, str] = NOTHING) -> Prompt:
     """The prompt from which a sample is refined."""
-    return with_hint(prompt, fill_text(added.text, prompt, sample, right, said), "")
+    return with_hint(prompt, fill_text(added.text, prompt, sample, right, fields), "")
 
 
 def sources(rewards: Sequence[float], added: Addition) -> list[int]:

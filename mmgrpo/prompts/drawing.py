@@ -105,8 +105,8 @@ class Sampling:
                 raise ValueError(
                     f"algorithm.sampler: got '{both[0]}' and '{both[1]}', of which a round can have one; choose one"
                 )
-        only = {kind: several[0] if several else None for kind, several in bound.items()}
-        made = Sampling(
+        only = {kind: bounds[0] if bounds else None for kind, bounds in bound.items()}
+        sampling = Sampling(
             redraws_=only["REDRAWS"],
             filters=tuple(bound["FILTERS"]),
             choice=only["CHOICES"],
@@ -115,15 +115,17 @@ class Sampling:
             stages=only["STAGES"],
             trackers=tuple(bind(text, TRACKERS, "algorithm.trackers") for text in trackers),
         )
-        if made.redraws_ is not None and not made.redraws_.needs:
-            made.redraws_({})  # the check of its parameters
-        made.refuse({name for block in made.blocks for name in block.needs if name in READS}, "algorithm.sampler")
-        return made
+        if sampling.redraws_ is not None and not sampling.redraws_.needs:
+            sampling.redraws_({})  # the check of its parameters
+        sampling.refuse(
+            {name for block in sampling.blocks for name in block.needs if name in READS}, "algorithm.sampler"
+        )
+        return sampling
 
     @property
     def blocks(self) -> tuple[Bound, ...]:
-        several = (self.redraws_, *self.filters, self.choice, self.arms, self.sizes, self.stages)
-        return tuple(block for block in several if block is not None)
+        blocks = (self.redraws_, *self.filters, self.choice, self.arms, self.sizes, self.stages)
+        return tuple(block for block in blocks if block is not None)
 
     @property
     def uniform(self) -> bool:
@@ -134,8 +136,8 @@ class Sampling:
     @property
     def column(self) -> str:
         """The column of categories; empty where there are none."""
-        several = [*([self.arms] if self.arms else []), *self.trackers]
-        columns = [_parameter(tracker, "column") for tracker in several if "column" in tracker.block.parameters]
+        bounds = [*([self.arms] if self.arms else []), *self.trackers]
+        columns = [_parameter(tracker, "column") for tracker in bounds if "column" in tracker.block.parameters]
         if len({*columns}) > 1:
             raise ValueError(f"algorithm.trackers: got categories by {' and '.join(columns)}, expected one column")
         return columns[0] if columns else ""
@@ -164,13 +166,13 @@ class Sampling:
         texts = [category_of(prompt, self.column, files or {}) for prompt in prompts]
         names = list(dict.fromkeys(texts))
         index = {name: place for place, name in enumerate(names)}
-        made = Ledger(len(prompts), self.trackers, [index[text] for text in texts], names, given)
+        ledger = Ledger(len(prompts), self.trackers, [index[text] for text in texts], names, given)
         if self.arms is not None and "category_names" in self.arms.needs:
             # Names that no prompt has, and weights that are none, are refused here.
             check_weights(
                 self.arms.at(Now(0, 1))({"category_names": names}).weights, f"algorithm.sampler: {self.arms.text}"
             )
-        return made
+        return ledger
 
 
 def _parameter(bound: Bound, name: str) -> Any:
@@ -431,28 +433,28 @@ class Drawing:
         """The next allowed prompts of the seeded order."""
         indices: list[int] = []
         while len(indices) < count:
-            some = self.order.take(self.cursor, count - len(indices))
-            self.cursor += len(some)
-            indices += [index for index in some if allowed[index]]
+            taken = self.order.take(self.cursor, count - len(indices))
+            self.cursor += len(taken)
+            indices += [index for index in taken if allowed[index]]
         return indices
 
     def _predict(self, count: int, allowed: Bool[Tensor, "N"]) -> Float[Tensor, "N"]:
         """The predicted rewards of the candidates of this draw, NaN of other prompts."""
         assert self.sampling.choice is not None and self.ledger.predict is not None
         values, cursor = torch.full((self.order.size,), torch.nan, dtype=torch.float64), self.cursor
-        some = sorted({*self._take_allowed(count * _parameter(self.sampling.choice, "candidates"), allowed)})
+        candidates = sorted({*self._take_allowed(count * _parameter(self.sampling.choice, "candidates"), allowed)})
         self.cursor = cursor
-        values[torch.tensor(some)] = self.ledger.predict(some)
+        values[torch.tensor(candidates)] = self.ledger.predict(candidates)
         return values
 
     def _draw_preferred(
         self, preference: Preference, count: int, allowed: Bool[Tensor, "N"], generator: torch.Generator
     ) -> list[int]:
         if preference.how == "nearest":
-            some = self._take_allowed(count * preference.candidates, allowed)
-            distance = preference.weights[torch.tensor(some)]
+            candidates = self._take_allowed(count * preference.candidates, allowed)
+            distance = preference.weights[torch.tensor(candidates)]
             best = sorted(distance.argsort(stable=True)[:count].tolist())
-            return [some[place] for place in best]
+            return [candidates[place] for place in best]
         weights = check_weights(torch.where(allowed, preference.weights.double(), 0.0), "algorithm.sampler")
         number = int(preference.share * count)
         if not bool((weights > 0).any()):
@@ -474,12 +476,13 @@ class Drawing:
         assert self.sampling.arms is not None
         arms: Arms = self.sampling.arms(self._inputs(self.sampling.arms))
         members = [((self.ledger.category == arm) & allowed).nonzero()[:, 0] for arm in range(len(self.ledger.names))]
-        there = torch.tensor([float(len(some) > 0) for some in members], dtype=torch.float64)
-        weights = check_weights(arms.weights.double() * there, "algorithm.sampler")
+        present = torch.tensor([float(len(prompts) > 0) for prompts in members], dtype=torch.float64)
+        weights = check_weights(arms.weights.double() * present, "algorithm.sampler")
         if not bool((weights > 0).any()):
             raise ValueError(
                 f"algorithm.sampler: '{self.sampling.arms.text}' gives weight 0 to every category that has prompts "
-                f"({', '.join(name for name, some in zip(self.ledger.names, members) if len(some))}); give one a weight"
+                f"({', '.join(name for name, prompts in zip(self.ledger.names, members) if len(prompts))}); give one a "
+                "weight"
             )
         uniform = torch.rand(2, count, dtype=torch.float64, generator=generator)
         chosen = with_replacement(weights, uniform[0], count)

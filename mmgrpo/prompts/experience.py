@@ -79,8 +79,8 @@ class Library:
                 kept[number - 1] = str(text).strip()
             elif operation.get("do") == "delete" and known:
                 kept[number - 1] = None
-        several = dict.fromkeys([entry for entry in kept if entry is not None] + added)  # each once, in order
-        return replace(self, experiences=tuple(several)[: self.largest])
+        entries = dict.fromkeys([entry for entry in kept if entry is not None] + added)  # each once, in order
+        return replace(self, experiences=tuple(entries)[: self.largest])
 
     def write(self, path: Path) -> None:
         write_text(path, json.dumps({"experiences": list(self.experiences)}, indent=1))
@@ -151,18 +151,18 @@ def learn(
     for epoch in range(epochs):
         order = PromptOrder(len(prompts), derive(seed, "experience", epoch)).take(0, len(prompts))
         for start in range(0, len(order), batch):
-            some = [prompts[place] for place in order[start : start + batch]]
+            chunk = [prompts[place] for place in order[start : start + batch]]
             number = derive(seed, "experience", epoch, start)
-            given = [learning.library.prompt(prompt) for prompt in some]
+            given = [learning.library.prompt(prompt) for prompt in chunk]
             slots = list(range(len(given)))
             outputs = policy.sample(Request(given, slots, group_size, number, len(learning.rounds)))
-            rows = [prompt for prompt in some for _ in range(group_size)]
+            rows = [prompt for prompt in chunk for _ in range(group_size)]
             scores = score_outputs(scorers, rows, outputs)
             weights = [scorer.weight for scorer in scorers]
             values = [sum(w * v for w, v in zip(weights, row, strict=True)) for row in scores.values.tolist()]
             valid = [all(row) for row in scores.valid[:, [bool(w) for w in weights]].tolist()]
             mixed, present = 0, learning.library
-            for place, prompt in enumerate(some):
+            for place, prompt in enumerate(chunk):
                 members = range(place * group_size, (place + 1) * group_size)
                 group = [(outputs[row], values[row] >= right) for row in members if valid[row]]
                 if len({good for _, good in group}) < 2:

@@ -122,7 +122,7 @@ def with_budget(prompt: Prompt, hint: Hint) -> Prompt:
     return replace(hinted, meta={**prompt.meta, "budget": tokens})
 
 
-def staged_hint(prompt: Prompt, hint: Hint, stage: int) -> Prompt | None:
+def hint_of_stage(prompt: Prompt, hint: Hint, stage: int) -> Prompt | None:
     """The prompt with the hint of a stage; None for one without a solution in words."""
     solution = solution_of(prompt, hint.column)
     if not isinstance(solution, str) or not (text := characters(solution, hint.shares[stage])):

@@ -319,7 +319,7 @@ def _balance(questions: Sequence[Question], seed: int, number: int) -> list[Ques
         for right in (True, False)
     ]
     least = min(map(len, points))
-    kept = {question.key for some in points for question in _cap(some, least, seed, number)}
+    kept = {question.key for side in points for question in _cap(side, least, seed, number)}
     return [question for question in questions if question.kind != "point" or question.key in kept]
 
 
@@ -328,8 +328,8 @@ def asking(question: Question, prompt: Prompt, samples: Sequence[str], rule: Jud
     if question.kind == "reflection":
         return replace(append_text(prompt, fill_text(rule.reflection, prompt, samples[0])), answers=())
     if question.kind == "pair":
-        said, names = {"first": samples[0], "second": samples[1]}, rule.letters
-        text = fill_text(rule.pair, prompt, said=said)
+        fields, names = {"first": samples[0], "second": samples[1]}, rule.letters
+        text = fill_text(rule.pair, prompt, fields=fields)
     else:
         names, text = rule.words, fill_text(rule.point, prompt, samples[0])
     return replace(append_text(prompt, text), answer=names[0 if question.right else 1], task=rule.task, answers=())
@@ -343,21 +343,21 @@ def points_of(rubric: str) -> float:
 def proposing(prompt: Prompt, sample: str, score: float, rubric: str) -> Prompt:
     """The prompt by which a rubric is rewritten after a sample of a score in [0, 1]."""
     high = points_of(rubric)
-    said = {"rubric": rubric, "prompt": prompt.text, "score": f"{score * high:g}", "high": f"{high:g}"}
-    return Prompt(fill_text(PROPOSED, prompt, sample, said=said))
+    fields = {"rubric": rubric, "prompt": prompt.text, "score": f"{score * high:g}", "high": f"{high:g}"}
+    return Prompt(fill_text(PROPOSED, prompt, sample, fields=fields))
 
 
 def merging(proposals: Sequence[str]) -> Prompt:
     """The prompt by which proposed rubrics become one."""
-    return Prompt(fill_text(MERGED, Prompt(""), said={"proposals": "\n\n".join(proposals)}))
+    return Prompt(fill_text(MERGED, Prompt(""), fields={"proposals": "\n\n".join(proposals)}))
 
 
 def scoring(prompt: Prompt, samples: Sequence[str], rule: Judging, rubric: str = "") -> Prompt:
     """The prompt by which samples are scored, in the order in which they are shown."""
     listed = "\n".join(f"{place}. {sample}" for place, sample in enumerate(samples, 1))
-    said = {"samples": listed, "count": str(len(samples)), "low": f"{rule.low:g}", "high": f"{rule.high:g}"}
-    said |= {"rubric": rubric, "high": f"{points_of(rubric):g}"} if rubric else {}
-    return append_text(prompt, fill_text(rule.point, prompt, samples[0], said=said))
+    fields = {"samples": listed, "count": str(len(samples)), "low": f"{rule.low:g}", "high": f"{rule.high:g}"}
+    fields |= {"rubric": rubric, "high": f"{points_of(rubric):g}"} if rubric else {}
+    return append_text(prompt, fill_text(rule.point, prompt, samples[0], fields=fields))
 
 
 def verdict(text: str, words: Sequence[str]) -> int | None:

@@ -195,9 +195,9 @@ class Ledger:
         equal in all rows."""
         values = {name: self.read(name) for name in names}
         place = prompt.clamp(min=0)
-        of = {PROMPTS: lambda value: value[place], CATEGORIES: lambda value: value[self.category[place]]}
+        look_up = {PROMPTS: lambda value: value[place], CATEGORIES: lambda value: value[self.category[place]]}
         whole = lambda value: value.expand(len(place), *value.shape[1:])  # noqa: E731
-        return {name: of.get(READS[name].table, whole)(value) for name, value in values.items()}
+        return {name: look_up.get(READS[name].table, whole)(value) for name, value in values.items()}
 
     def update(self, rows: Rows, number: int) -> None:
         """Enter round ``number``. A round without any scored row of the policy's own changes nothing."""
@@ -214,8 +214,8 @@ class Ledger:
                 first = not self.columns[CATEGORIES]["visits"][index]
                 self._track(CATEGORIES, index, rows.to_seen(category == index, first))
                 self.columns[CATEGORIES]["visits"][index] += 1
-        everything = torch.ones_like(rows.own)
-        self._track(RUN, 0, rows.to_seen(everything, self.rounds == 0))
+        all_rows = torch.ones_like(rows.own)
+        self._track(RUN, 0, rows.to_seen(all_rows, self.rounds == 0))
         self.columns[RUN]["rounds"] += 1
         self.history = torch.cat([self.history, self._moment(number)[None]])
 
@@ -369,7 +369,7 @@ def read_ledger(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return head, lines
 
 
-def measured_before(path: str | Path, weights: Mapping[str, float]) -> dict[str, Measured]:
+def read_measurements(path: str | Path, weights: Mapping[str, float]) -> dict[str, Measured]:
     """Rewards measured before a run, by ``key_of``: from a run folder, or from a file that ``mmgrpo evaluate`` wrote,
     the sum of its rewards with ``weights``."""
     place = Path(path)

@@ -180,12 +180,12 @@ def within_tiers(newest: Sequence[Stored], settings: Replay, averages: Mapping[i
         share = (place + 0.5) / len(prompts)
         return next((number for number, bound in enumerate(bounds) if share <= bound), len(bounds) - 1)
 
-    of = {prompt: tier(place) for place, prompt in enumerate(prompts)}
+    tiers = {prompt: tier(place) for place, prompt in enumerate(prompts)}
     room = [round(settings.capacity * share) for share in settings.tiers]
     kept = []
     for row in newest:
-        if room[of[row.prompt]] > 0:
-            room[of[row.prompt]] -= 1
+        if room[tiers[row.prompt]] > 0:
+            room[tiers[row.prompt]] -= 1
             kept.append(row)
     return kept
 

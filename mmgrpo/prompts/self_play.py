@@ -57,36 +57,36 @@ def asking(prompt: Prompt, read: Sequence[int], memory: Sequence[Pair], rule: Se
     every = documents_of(prompt)
     shown = sorted({*read}.union(*(pair.documents for pair in memory)))
     history = "".join(f"Earlier question: {pair.question}\nIts answer: {pair.answer}\n\n" for pair in memory)
-    said = {"documents": "\n\n".join(every[place] for place in shown), "history": history, "prompt": prompt.text}
-    return replace(prompt, text=fill_text(rule.ask, prompt, said=said), turns=())
+    fields = {"documents": "\n\n".join(every[place] for place in shown), "history": history, "prompt": prompt.text}
+    return replace(prompt, text=fill_text(rule.ask, prompt, fields=fields), turns=())
 
 
 def answering(prompt: Prompt, pair: Pair, rule: SelfPlay, grounded: bool = True) -> Prompt:
     """The prompt of the responder, with all documents or none."""
     documents = "\n\n".join(documents_of(prompt)) if grounded else ""
-    text = fill_text(rule.answer, prompt, said={"documents": documents, "question": pair.question}).strip()
+    text = fill_text(rule.answer, prompt, fields={"documents": documents, "question": pair.question}).strip()
     return Prompt(text, prompt.id, answer=pair.answer, task=rule.task)
 
 
 def verifying(prompt: Prompt, pair: Pair, sample: str, rule: SelfPlay) -> Prompt:
     """The prompt of the verifier."""
-    said = {"question": pair.question, "answer": pair.answer}
-    return Prompt(fill_text(rule.verify, prompt, sample, said=said), prompt.id)
+    fields = {"question": pair.question, "answer": pair.answer}
+    return Prompt(fill_text(rule.verify, prompt, sample, fields=fields), prompt.id)
 
 
 def pair_in(text: str) -> Pair | None:
     """The last question and answer that a text marks; None where one is missing or empty."""
     matches = [re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL) for tag in ("question", "answer")]
-    said = [texts[-1].strip() for texts in matches if texts]
-    return Pair(said[0], said[1]) if len(said) == 2 and all(said) else None
+    parts = [texts[-1].strip() for texts in matches if texts]
+    return Pair(parts[0], parts[1]) if len(parts) == 2 and all(parts) else None
 
 
 def verdicts_of(texts: Sequence[str], words: Sequence[str]) -> tuple[bool, list[float]]:
     """Whether more than half of all say that answers agree, and the reward of each: 1 where it says what the majority
     says, 0 for another and for none. Five yes, two no and one of neither: yes; 1 1 1 1 1 0 0 0."""
-    said = [verdict(text, words) for text in texts]
-    majority = sum(choice == 0 for choice in said) > len(said) / 2
-    return majority, [float(choice == (0 if majority else 1)) for choice in said]
+    choices = [verdict(text, words) for text in texts]
+    majority = sum(choice == 0 for choice in choices) > len(choices) / 2
+    return majority, [float(choice == (0 if majority else 1)) for choice in choices]
 
 
 def worth_of_question(mean: float) -> float:
@@ -94,7 +94,7 @@ def worth_of_question(mean: float) -> float:
     return math.exp(-((mean - MEAN) ** 2) / (2 * STD**2)) if 0 < mean < 1 else 0.0
 
 
-def chosen_questions(rewards: Mapping[int, float], seed: int, number: int) -> set[int]:
+def choose_questions(rewards: Mapping[int, float], seed: int, number: int) -> set[int]:
     """Of questions, by their places, those of a positive reward and as many others, drawn by seed."""
     good = [place for place, reward in sorted(rewards.items()) if reward > 0]
     others = [place for place, reward in sorted(rewards.items()) if reward <= 0]
@@ -102,7 +102,7 @@ def chosen_questions(rewards: Mapping[int, float], seed: int, number: int) -> se
     return {*good, *(others[place] for place in order.tolist())}
 
 
-def chosen_verdicts(conflicting: Sequence[int], count: int, seed: int, number: int) -> set[int]:
+def choose_verdicts(conflicting: Sequence[int], count: int, seed: int, number: int) -> set[int]:
     """Of the groups of verdicts that may be trained at most ``count``, drawn by seed."""
     order = torch.randperm(len(conflicting), generator=stream(seed, "self play", number, 1))[:count]
     return {sorted(conflicting)[place] for place in order.tolist()}

@@ -264,8 +264,8 @@ def difficulty(
 def _quartiles(columns: Mapping[str, Tensor]) -> Tensor:
     """Of what ``difficulty`` has seen; NaN before."""
     means, levels = columns["difficulty_means"], torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
-    some = [row[len(row) - int(count) :] for row, count in zip(means, columns["difficulty_count"], strict=True)]
-    return torch.stack([row.quantile(levels) if len(row) else torch.full((3,), torch.nan).double() for row in some])
+    newest = [row[len(row) - int(count) :] for row, count in zip(means, columns["difficulty_count"], strict=True)]
+    return torch.stack([row.quantile(levels) if len(row) else torch.full((3,), torch.nan).double() for row in newest])
 
 
 @block(TRACKERS, level="group")
@@ -319,8 +319,8 @@ def _ratio(columns: Mapping[str, Tensor]) -> Tensor:
     return columns["alpha"] / (columns["alpha"] + columns["beta"])
 
 
-def _where(column: str, there: Callable[[Mapping[str, Tensor]], Tensor]) -> Callable[[Mapping[str, Tensor]], Tensor]:
-    return lambda columns: torch.where(there(columns), columns[column], torch.nan)
+def _where(column: str, is_known: Callable[[Mapping[str, Tensor]], Tensor]) -> Callable[[Mapping[str, Tensor]], Tensor]:
+    return lambda columns: torch.where(is_known(columns), columns[column], torch.nan)
 
 
 @dataclass(frozen=True)

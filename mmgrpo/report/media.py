@@ -21,7 +21,7 @@ from PIL import Image as Pil
 from PIL import ImageDraw, ImageSequence
 
 from mmgrpo.data.limits import Unreadable, open_image
-from mmgrpo.data.messages import calls_written
+from mmgrpo.data.messages import format_calls
 from mmgrpo.report.figures import is_number
 from mmgrpo.types import Image, Output, Prompt
 
@@ -317,5 +317,5 @@ def words(prompt: Prompt) -> str:
     ]
     if len(turns) == 1:
         return turns[0]
-    calls = [calls_written(turn.keys.get("tool_calls", ())) for turn in prompt.turns]
+    calls = [format_calls(turn.keys.get("tool_calls", ())) for turn in prompt.turns]
     return "\n".join(f"{turn.role}: {text}{call}" for turn, text, call in zip(prompt.turns, turns, calls, strict=True))

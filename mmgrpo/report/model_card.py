@@ -99,14 +99,14 @@ def licence_of(folder: Path | None) -> str:
 def base_of(path: str) -> Base:
     """The base model of a run, with its licence where that is known on this machine; nothing is downloaded."""
     from mmgrpo.runtime.pypi_weights import record_of
-    from mmgrpo.scoring.manifest import cached_on_hub
+    from mmgrpo.scoring.manifest import find_in_cache
 
     if path.startswith(EMBEDDED):
         return Base(path, "apache-2.0")
     if path.startswith(PYPI):
         record = record_of(path)
         return Base(path, record.licence if record else "")
-    return Base(path, licence_of(cached_on_hub(path) or Path(path)) if path else "")
+    return Base(path, licence_of(find_in_cache(path) or Path(path)) if path else "")
 
 
 def form_of(model: Path) -> str:

@@ -158,7 +158,7 @@ def traits_of(
     recipe: AdvantageRecipe, loss: LossRecipe, schedules: Mapping[str, Schedule] = NO_SCHEDULES
 ) -> dict[tuple[str, str], frozenset[str]]:
     """What the blocks of an algorithm, and the schedules of settings, have by which others exclude them."""
-    bounds = [(f"algorithm.{line}", bound) for line, several in lines_of(recipe, loss).items() for bound in several]
+    bounds = [(f"algorithm.{line}", bound) for line, of_line in lines_of(recipe, loss).items() for bound in of_line]
     blocks = {
         (name, bound.text): {*bound.needs, f"level={bound.block.level}", *bound.assignments}
         | ({f"method={bound.block.method}"} if bound.block.method else set())
@@ -175,9 +175,9 @@ def traits_of(
 def refuse_beside(recipe: AdvantageRecipe, loss: LossRecipe, used: Mapping[str, Any]) -> None:
     """ValueError for blocks of an algorithm that do not go together, or not with the values ``used`` of other settings
     and facts, all others having their defaults; and for a block without effect."""
-    lines = {line: [bound.text for bound in several] for line, several in lines_of(recipe, loss).items()}
+    lines = {line: [bound.text for bound in of_line] for line, of_line in lines_of(recipe, loss).items()}
     single = {line for line in lines if isinstance(DEFAULTS[f"algorithm.{line}"], str)}
-    texts: dict[str, Any] = {line: several[0] if line in single else several for line, several in lines.items()}
+    texts: dict[str, Any] = {line: of_line[0] if line in single else of_line for line, of_line in lines.items()}
     algorithm = Algorithm(**texts)
     refuse(moot({"algorithm": algorithm}))
     blocks = {f"algorithm.{line}": text for line, text in texts.items()}
@@ -193,7 +193,7 @@ def of_algorithm(loss: LossRecipe) -> frozenset[str]:
         "teacher": any(name_of(rule) == "teacher" for rule in loss.networks),
     }
     networks = frozenset[str]().union(*(rule.gives for rule in loss.networks))
-    return networks | {name for name, there in given.items() if there}
+    return networks | {name for name, holds in given.items() if holds}
 
 
 def refuse_unmet(
@@ -214,7 +214,7 @@ def refuse_unmet(
 
 def refuse_unread(recipe: AdvantageRecipe, loss: LossRecipe, samplers: Sequence[Bound] = ()) -> None:
     """ValueError for a network, or a parameter of it, of whose numbers nothing reads any."""
-    blocks = [bound for several in lines_of(recipe, loss, samplers).values() for bound in several]
+    blocks = [bound for group in lines_of(recipe, loss, samplers).values() for bound in group]
     read = recipe.fields.union(*(bound.needs for bound in blocks))
     networks = {score.partition(".")[0] for score in all_scores(loss) if "." in score}
     for rule in loss.networks:
@@ -228,7 +228,7 @@ def refuse_unread(recipe: AdvantageRecipe, loss: LossRecipe, samplers: Sequence[
         for under in dict.fromkeys(gives[name] for name in rule.gives):
             given = {name for name in gives if under in ("", gives[name])}
             if not read & given:
-                tables = [table for several in TABLES.values() for table in several]
+                tables = [table for group in TABLES.values() for table in group]
                 readers = sorted(name for table in tables for name, block in table.items() if given & {*block.needs})
                 raise ValueError(
                     f"algorithm.networks: got '{rule.text}', and no block reads {' or '.join(sorted(given))}; leave "

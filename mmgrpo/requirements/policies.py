@@ -37,12 +37,12 @@ def refuse_mismatch(
     known |= {"steps": known["turns"] or bool(policy.fields & STEP_FIELDS)} | {
         trait: trait in given for trait in OF_NETWORKS
     }
-    refuse_unmet(recipe, loss, REQUIREMENTS.keys() - {name for name, there in known.items() if not there})
-    for who, needed, there, remedy in policy_requirements(policy, recipe, loss, scorers):
-        if lacking := sorted(needed - there):
+    refuse_unmet(recipe, loss, REQUIREMENTS.keys() - {name for name, holds in known.items() if not holds})
+    for who, needed, provided, remedy in policy_requirements(policy, recipe, loss, scorers):
+        if lacking := sorted(needed - provided):
             raise ValueError(
                 f"{who} {', '.join(lacking)}, which this policy of {policy.kind} does not record (it records "
-                f"{', '.join(sorted(there)) or 'nothing such'}); {remedy}"
+                f"{', '.join(sorted(provided)) or 'nothing such'}); {remedy}"
             )
 
 
@@ -88,19 +88,19 @@ def parts_of(
     and the blocks of the section. ValueError for parts of the algorithm that are not those of the policy."""
     if not loss.parts:
         return [(policy, recipe, loss)]
-    there, names = policy.parts if isinstance(policy, Joint) else {}, [part.name for part in loss.parts]
+    parts, names = policy.parts if isinstance(policy, Joint) else {}, [part.name for part in loss.parts]
     for name in names:
-        if name not in there:
-            has = f"trains {', '.join(there)}" if there else "has decisions of one kind"
-            raise ValueError(f"algorithm.parts: got '{name}', and this policy {has}.{nearest(name, there)}")
-    if left := [name for name in there if name not in names]:
+        if name not in parts:
+            has = f"trains {', '.join(parts)}" if parts else "has decisions of one kind"
+            raise ValueError(f"algorithm.parts: got '{name}', and this policy {has}.{nearest(name, parts)}")
+    if left := [name for name in parts if name not in names]:
         raise ValueError(f"algorithm.parts: nothing trains '{left[0]}'; add it, or freeze it (model.trained)")
     for part in recipe.parts:
-        keys = there[part.name].keys
+        keys = parts[part.name].keys
         if part.per and part.per not in keys:
             raise ValueError(f"algorithm.parts: per of {part.name}: unknown key '{part.per}'.{nearest(part.per, keys)}")
     rows = zip(recipe.parts, loss.parts, strict=True)
-    return [(there[part_loss.name], of_part.recipe, part_loss.loss) for of_part, part_loss in rows]
+    return [(parts[part_loss.name], of_part.recipe, part_loss.loss) for of_part, part_loss in rows]
 
 
 def refuse_alone(size: int, recipe: AdvantageRecipe, loss: LossRecipe) -> None:

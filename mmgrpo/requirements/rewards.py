@@ -33,7 +33,7 @@ def refuse_start(
     )
     parts = {f"parts: {part.name}": part for part in recipe.parts}
     lines = lines_of(recipe, loss) | {name: part.recipe.bounds for name, part in parts.items()}
-    for line, bound in [(line, bound) for line, several in lines.items() for bound in several]:
+    for line, bound in [(line, bound) for line, of_line in lines.items() for bound in of_line]:
         refuse_names(f"algorithm.{line}", bound, weights, networks)
     for line, name in [(line, name) for line, part in parts.items() for name in part.weights]:
         refuse_unknown(f"algorithm.{line}", "reward", name, weights)
@@ -50,18 +50,20 @@ def refuse_ranges(recipe: AdvantageRecipe, trackers: Sequence[Bound], scorers: S
     ``high``): their weighted sum, of scales that compare each by itself their own. What is not known beforehand, as
     after a transform, the block refuses in the round."""
     weighted = [(scorer, scorer.manifest) for scorer in scorers if scorer.weight]
-    known = [(scorer, there) for scorer, there in weighted if there is not None and not there.delegates]
+    known = [(scorer, manifest) for scorer, manifest in weighted if manifest is not None and not manifest.delegates]
     summed = parse(recipe.combine.text)[0] == "weighted_sum" or recipe.separate
     if not known or len(known) < len(weighted) or recipe.transform or recipe.weighting or not summed:
         return
-    ends = [sorted((scorer.weight * there.low, scorer.weight * there.high)) for scorer, there in known]
+    ends = [sorted((scorer.weight * manifest.low, scorer.weight * manifest.high)) for scorer, manifest in known]
     total = [(sum(low for low, _ in ends), sum(high for _, high in ends))]
-    alone = [(float(there.low), float(there.high)) for _, there in known] if recipe.separate else total
+    alone = [(float(manifest.low), float(manifest.high)) for _, manifest in known] if recipe.separate else total
     read = [("scale", recipe.scale, alone), *(("shape", bound, total) for bound in recipe.shape)]
     for line, bound, ranges in [*read, *(("trackers", bound, total) for bound in trackers)]:
         low, high = bound.rewards
         if outside := [ends for ends in ranges if ends[0] < low or ends[1] > high]:
-            declared = ", ".join(f"{scorer.name}: {there.range}, weight {scorer.weight:g}" for scorer, there in known)
+            declared = ", ".join(
+                f"{scorer.name}: {manifest.range}, weight {scorer.weight:g}" for scorer, manifest in known
+            )
             raise ValueError(
                 f"algorithm.{line}: got '{bound.text}', which reads rewards in [{low:g}, {high:g}], and those of this "
                 f"run are in [{outside[0][0]:g}, {outside[0][1]:g}] ({declared}); bring them into this range with "

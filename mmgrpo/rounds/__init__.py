@@ -16,7 +16,7 @@ from mmgrpo.scoring import Scorer
 from mmgrpo.update import LossRecipe
 
 
-def asked_by_rules(module: str) -> Callable[[Choices], Any]:
+def rules_for(module: str) -> Callable[[Choices], Any]:
     """Whether a block of ``algorithm.networks`` or ``algorithm.judging`` says that this module does what it asks."""
     return lambda choices: choices.rules(module)
 
@@ -26,20 +26,20 @@ METHODS: Mapping[str, Callable[[Choices], Any]] = {
     "offline": lambda choices: choices.offline,
     "hints": lambda choices: choices.loss.hint.text != "none",
     "added": lambda choices: choices.loss.added.text != "none",
-    "judging": asked_by_rules("judging"),
-    "self_play": asked_by_rules("self_play"),
-    "reward_network": asked_by_rules("reward_network"),
-    "discriminator": asked_by_rules("discriminator"),
+    "judging": rules_for("judging"),
+    "self_play": rules_for("self_play"),
+    "reward_network": rules_for("reward_network"),
+    "discriminator": rules_for("discriminator"),
     "replay": lambda choices: choices.loss.replay.text != "none",
     "supervised": lambda choices: choices.loss.supervised.text != "none",
     "reward_weights": lambda choices: choices.weighting,
     "networks": lambda choices: choices.loss.networks,
     "ahead": lambda choices: choices.staleness,
-    "critic": asked_by_rules("critic"),
-    "global_value": asked_by_rules("global_value"),
-    "turn_critic": asked_by_rules("turn_critic"),
-    "guidance": asked_by_rules("guidance"),
-    "prompt_value": asked_by_rules("prompt_value"),
+    "critic": rules_for("critic"),
+    "global_value": rules_for("global_value"),
+    "turn_critic": rules_for("turn_critic"),
+    "guidance": rules_for("guidance"),
+    "prompt_value": rules_for("prompt_value"),
     "reward_gradients": lambda choices: "gradient_reward" in choices.loss.scores or choices.reward_drift,
     "windows": lambda choices: choices.total_tokens,
     "entropy_temperature": lambda choices: choices.temperature_by_entropy,

@@ -36,7 +36,7 @@ from mmgrpo.rounds.rows import (
     worst_give_way,
 )
 from mmgrpo.runtime.distributed import gather_rows
-from mmgrpo.scoring.remarks import texts_said
+from mmgrpo.scoring.remarks import texts_of_judges
 from mmgrpo.types import (
     GIVEN,
     HINTED,
@@ -93,24 +93,24 @@ class SecondStage:
         decisions, _, result = rows.estimate()
         failed = without_success(decisions, result, added.above) if added.when == "failed" else None
         groups = [group for group in groups_of(rows.rollouts) if failed is None or group.key in failed]
-        made: list[tuple[Group, Record]] = []
+        additions: list[tuple[Group, Record]] = []
         gone: list[int] = []
         if added.kind == "answers" and groups:
             answers = policy.answers([group.prompt for group in groups], added.count)
-            made = [(group, record) for group, records in zip(groups, answers, strict=True) for record in records]
+            additions = [(group, record) for group, records in zip(groups, answers, strict=True) for record in records]
         elif added.kind == "drawn" and groups:
-            made = self._draw_samples(groups)
+            additions = self._draw_samples(groups)
         elif groups:
             samples = {group.key: samples_of(group, rows, decisions, result) for group in groups}
             if added.kind == "refined":
-                made = self._refine(groups, samples, rows)
+                additions = self._refine(groups, samples, rows)
             else:
-                made, gone = self._correct(groups, samples)
+                additions, gone = self._correct(groups, samples)
         rollout, scores = None, None
         origin = HINTED if added.kind in REWRITTEN else REFERENCE if added.old == "one" else GIVEN
-        if made:
-            pairs, keys = [(group.prompt, record) for group, record in made], [group.key for group, _ in made]
-            rollout = unpack_rows(policy, pairs, keys, origin, [group.number for group, _ in made], self.request)
+        if additions:
+            pairs, keys = [(group.prompt, record) for group, record in additions], [group.key for group, _ in additions]
+            rollout = unpack_rows(policy, pairs, keys, origin, [group.number for group, _ in additions], self.request)
             if added.old == "recomputed":
                 rollout = with_old_log_probs(policy, rollout, undrawn=True)
             request = replace(self.request, prompts=rollout.prompts, slots=keys, group_size=1)
@@ -142,10 +142,10 @@ class SecondStage:
         with policy.networks.drawing(self.added.network):
             rollout = policy.rollout(request)
         rows = [row for row, kind in enumerate(rollout.decisions.origin.tolist()) if kind == OWN]
-        of = {group.key: group for group in groups}
+        by_key = {group.key: group for group in groups}
         slots = rollout.decisions.keys["prompt"].tolist()
         records = policy.pack(rollout, rows)
-        return [(of[slots[row]], without_log_probs(record)) for row, record in zip(rows, records, strict=True)]
+        return [(by_key[slots[row]], without_log_probs(record)) for row, record in zip(rows, records, strict=True)]
 
     def _refine(
         self, groups: Sequence[Group], samples: Mapping[int, Sequence[Sample]], rows: RoundRows
@@ -159,13 +159,17 @@ class SecondStage:
             if samples[group.key]
             for number in sources([sample.reward for sample in samples[group.key]], added)
         }
-        said = self._judge_remarks(chosen, rows)
-        known = set[str]().union(*said.values())
-        chosen = {slot: entry for slot, entry in chosen.items() if said[slot].keys() >= known}  # else its judge failed
+        remarks = self._judge_remarks(chosen, rows)
+        known = set[str]().union(*remarks.values())
+        chosen = {
+            slot: entry for slot, entry in chosen.items() if remarks[slot].keys() >= known
+        }  # else its judge failed
         if not chosen:
             return []
         prompts = [
-            refining(group.prompt, added, text_of(sample.rollout, sample.row), sample.reward > added.above, said[slot])
+            refining(
+                group.prompt, added, text_of(sample.rollout, sample.row), sample.reward > added.above, remarks[slot]
+            )
             for slot, (group, sample) in chosen.items()
         ]
         seed = derive(self.seed, "refined", self.number)
@@ -188,7 +192,7 @@ class SecondStage:
         names = set[str]().union(*(missing_names(self.added.text, group.prompt) for group, _ in chosen.values()))
         prompts = [group.prompt for group, _ in chosen.values()]
         outputs = [sample.rollout.outputs[sample.row] for _, sample in chosen.values()]
-        return dict(zip(chosen, texts_said(rows.scorers, prompts, outputs, names), strict=True))
+        return dict(zip(chosen, texts_of_judges(rows.scorers, prompts, outputs, names), strict=True))
 
     def _correct(
         self, groups: Sequence[Group], samples: Mapping[int, Sequence[Sample]]
@@ -196,7 +200,7 @@ class SecondStage:
         """Corrections of wrong samples, early exits of the first of a group, and places of what gives way."""
         added, policy = self.added, self.policy
         assert isinstance(policy, Storing) and isinstance(policy, Continuing)
-        made: list[tuple[Group, Record]] = []
+        corrected: list[tuple[Group, Record]] = []
         going: dict[int, tuple[Group, Record]] = {}
         gone: list[int] = []
         for group in groups:
@@ -225,10 +229,10 @@ class SecondStage:
                 if how == "continued":
                     going[slot] = group, policy.reopen(record, added.text)
                 elif how == "replaced" and isinstance(solution, str) and solution:
-                    made.append((group, policy.record_of(solution)))
+                    corrected.append((group, policy.record_of(solution)))
                 else:
                     ending = policy.record_of(fill_text(added.answer, group.prompt))
-                    made.append((group, policy.concatenate(policy.reopen(record, ""), ending)))
+                    corrected.append((group, policy.concatenate(policy.reopen(record, ""), ending)))
         # All that goes on is drawn at once, each behind a beginning of its own.
         if going:
             request = replace(
@@ -242,8 +246,8 @@ class SecondStage:
             )
             rests = policy.pack(policy.rollout(request), range(len(going)))
             pairs = zip(going.values(), rests, strict=True)
-            made += [(group, policy.concatenate(record, rest)) for (group, record), rest in pairs]
-        return made, gone
+            corrected += [(group, policy.concatenate(record, rest)) for (group, record), rest in pairs]
+        return corrected, gone
 
     def _cut(self, sample: Sample, slot: int) -> Record:
         """A thought up to a random token, and the text that ends it, of which nothing is trained."""

@@ -99,7 +99,7 @@ class Ahead(Callback):
         number, step, cursor = run.round, run.step, run.cursor
         self._choose(number, step, cursor)
         drawing, samplers = self.chosen[number], run.hyperparameters(step).rounds.samplers
-        again = run.callbacks.having("on_rows")  # the engine may be asked for more rows of this round
+        again = run.callbacks.defines("on_rows")  # the engine may be asked for more rows of this round
         late = again or number not in self.begun or samplers.redraws_ is not None or samplers.stages is not None
         if not late:
             self._begin(number, step)

@@ -311,7 +311,7 @@ class Callbacks:
         """The settings for which they stand."""
         return {name: value for callback in self for name, value in callback.used.items()}
 
-    def having(self, hook: str) -> bool:
+    def defines(self, hook: str) -> bool:
         """Whether a callback defines this hook."""
         return any(getattr(type(callback), hook) is not getattr(Callback, hook) for callback in self)
 

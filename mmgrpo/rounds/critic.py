@@ -31,7 +31,7 @@ from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.token_passes import GREEDY_MARGIN, Ranking
 from mmgrpo.rollout import Round
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.rounds.values import HIDDEN, Places, ValueNetwork, trained_before
+from mmgrpo.rounds.values import HIDDEN, Places, ValueNetwork, load_trained
 from mmgrpo.runtime.checkpoint import STATE
 from mmgrpo.runtime.weight_files import check_weight_files
 from mmgrpo.types import OWN, Batch, Decisions, Output, Request, Rollout, Text
@@ -59,9 +59,9 @@ def recover_rewards(
 
     A 0 -.5, V .5 .25, gamma 1: .5 - .25 and .25 - .5, together 0 = V(s_0) + the sum of A; gamma 0: .25.
     """
-    there = torch.where(mask, value, 0.0)
+    values = torch.where(mask, value, 0.0)
     before = mask & (mask.cumsum(1) == 1)
-    return torch.where(mask, advantage + value, 0.0).sum(1) - gamma * torch.where(before, 0.0, there).sum(1)
+    return torch.where(mask, advantage + value, 0.0).sum(1) - gamma * torch.where(before, 0.0, values).sum(1)
 
 
 class Critic(Callback):
@@ -89,7 +89,7 @@ class Critic(Callback):
         if self.settings["start"]:
             place, values = Path(self.settings["start"]), run.policy.networks.values[self.name]
             of_rewards = any(place.glob("*.safetensors")) and not (place / STATE).is_file()
-            build = partial(trained_before, self.rule, self.name, self.key)
+            build = partial(load_trained, self.rule, self.name, self.key)
             trunk, head = self._reward_model(place, values) if of_rewards else build(values)
             for name, value in trunk.items():
                 values[name].copy_(value)

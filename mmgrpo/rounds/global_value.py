@@ -30,7 +30,7 @@ from mmgrpo.randomness import stream
 from mmgrpo.rollout import Round, RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run
 from mmgrpo.rounds.rows import apart, give_scores, refuse_unstoring, text_of
-from mmgrpo.rounds.values import HIDDEN, Places, ValueNetwork, trained_before
+from mmgrpo.rounds.values import HIDDEN, Places, ValueNetwork, load_trained
 from mmgrpo.runtime.distributed import gather_rows, gather_texts
 from mmgrpo.types import OWN, Batch, Decisions, Prompt, Record, Rollout, Storing
 
@@ -76,7 +76,7 @@ class GlobalValue(Callback):
         refuse_unstoring(run.policy, "algorithm.networks", self.rule.text)
         if self.settings["start"]:
             values = run.policy.networks.values[self.name]
-            trunk, head = trained_before(self.rule, self.name, self.key, values)
+            trunk, head = load_trained(self.rule, self.name, self.key, values)
             for name, value in trunk.items():
                 values[name].copy_(value)
             self.network.load(None, head)

@@ -14,7 +14,7 @@ from mmgrpo.config.registry import Bound
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.policies.value_guidance import Guidance, Guide
 from mmgrpo.rounds.callback import Callback, Choices, Run
-from mmgrpo.rounds.values import trained_before
+from mmgrpo.rounds.values import load_trained
 from mmgrpo.runtime.networks import name_of
 
 
@@ -45,7 +45,7 @@ class ValueGuidance(Callback):
     def _guide(self, policy: TokenPolicy, rule: Bound) -> Guide:
         given, name = rule.settings, name_of(rule)
         values = policy.networks.values[name]
-        trunk, head = trained_before(rule, given["critic"], "critic", values)
+        trunk, head = load_trained(rule, given["critic"], "critic", values)
         for key, value in values.items():
             value.copy_(trunk[key])
         value = partial(linear, weight=head["head.weight"].float(), bias=head["head.bias"].float())

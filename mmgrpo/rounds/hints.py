@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from mmgrpo.prompts.hints import Hint, solution_of, staged_hint, step_hint, with_budget
+from mmgrpo.prompts.hints import Hint, hint_of_stage, solution_of, step_hint, with_budget
 from mmgrpo.randomness import derive
 from mmgrpo.rollout import RoundRows
 from mmgrpo.rounds.callback import Callback, Choices, Run
@@ -51,7 +51,7 @@ class Hints(Callback):
         for stage in range(len(hint.shares)):
             decisions, _, result = rows.estimate()
             failed = without_success(decisions, result, hint.above)
-            tried = {group.key: staged_hint(group.prompt, hint, stage) for group in groups if group.key in failed}
+            tried = {group.key: hint_of_stage(group.prompt, hint, stage) for group in groups if group.key in failed}
             prompts = {key: prompt for key, prompt in tried.items() if prompt is not None}
             rollout, scores = None, None
             if prompts:

@@ -161,17 +161,17 @@ class Judge:
 
     def _read(self, questions: Sequence[Question], slots: Sequence[int], rollout: Rollout) -> dict[str, float]:
         """What this rank's verdicts say, as sums."""
-        of, sums = dict(zip(slots, questions, strict=True)), dict.fromkeys(READ, 0.0)
+        by_slot, sums = dict(zip(slots, questions, strict=True)), dict.fromkeys(READ, 0.0)
         for row, slot in enumerate(rollout.decisions.keys["prompt"].tolist()):
-            if (question := of[slot]).kind == "reflection" or int(rollout.decisions.origin[row]) != HINTED:
+            if (question := by_slot[slot]).kind == "reflection" or int(rollout.decisions.origin[row]) != HINTED:
                 continue
-            said = verdict(text_of(rollout, row), self.rule.words if question.kind == "point" else self.rule.letters)
+            choice = verdict(text_of(rollout, row), self.rule.words if question.kind == "point" else self.rule.letters)
             sums["verdicts"] += 1
-            sums["unread"] += said is None
-            if said is not None:
+            sums["unread"] += choice is None
+            if choice is not None:
                 sums[f"{question.kind}s"] += 1
-                sums[f"{question.kind} right"] += (said == 0) == question.right
-                sums[f"{question.kind} first"] += said == 0
+                sums[f"{question.kind} right"] += (choice == 0) == question.right
+                sums[f"{question.kind} first"] += choice == 0
         return sums
 
     def _metrics(self, questions: Sequence[Question], read: dict[str, float]) -> dict[str, float]:
@@ -203,7 +203,7 @@ class Judge:
         of_groups: dict[int, list[int]] = {}
         for row in sorted(scored.keys() & known.keys()):
             of_groups.setdefault(keys[row], []).append(row)
-        pairs = [agreement([scored[r] for r in some], [known[r] for r in some]) for some in of_groups.values()]
+        pairs = [agreement([scored[r] for r in members], [known[r] for r in members]) for members in of_groups.values()]
         if count := sum(count for _, count in pairs):
             metrics["judging/agreement"] = sum(right for right, _ in pairs) / count
         return metrics
@@ -229,31 +229,31 @@ class Judge:
         """What the judge gives to samples of this rank, by place; NaN for what could not be read."""
         rule, run = self.rule, self.run
         orders = dict[int, list[tuple[int, str, Prompt]]]()
-        for key, some in samples.items():
+        for key, group in samples.items():
             if rule.together:
-                order = torch.randperm(len(some), generator=stream(run.seed, "judging order", run.round, key)).tolist()
-                orders[FIRST_JUDGED + key] = [some[place] for place in order]
+                order = torch.randperm(len(group), generator=stream(run.seed, "judging order", run.round, key)).tolist()
+                orders[FIRST_JUDGED + key] = [group[place] for place in order]
             else:
-                orders |= {(FIRST_JUDGED + key) * MEMBERS + place: [sample] for place, sample in enumerate(some)}
+                orders |= {(FIRST_JUDGED + key) * MEMBERS + place: [sample] for place, sample in enumerate(group)}
         if not orders:
             return {}
-        prompts = [scoring(some[0][2], [text for _, text, _ in some], rule, self.rubric) for some in orders.values()]
+        prompts = [scoring(group[0][2], [text for _, text, _ in group], rule, self.rubric) for group in orders.values()]
         request = self._request(prompts, [*orders], rule.samples, "own")
         with self._drawing(rule.network):
             rollout = run.policy.rollout(request)
-        verdicts: dict[int, list[float]] = {place: [] for some in orders.values() for place, _, _ in some}
+        verdicts: dict[int, list[float]] = {place: [] for group in orders.values() for place, _, _ in group}
         for row, slot in enumerate(rollout.decisions.keys["prompt"].tolist()):
             if int(rollout.decisions.origin[row]) != OWN:
                 continue
-            text, some = text_of(rollout, row), orders[slot]
+            text, group = text_of(rollout, row), orders[slot]
             if rule.together:
-                read = scores_in(text, len(some), rule.low, rule.high)
+                read = scores_in(text, len(group), rule.low, rule.high)
             elif self.rubric:
                 read = scores_in(text, 1, 0.0, points_of(self.rubric))
             else:
-                said = verdict(text, rule.words)
-                read = None if said is None else [1.0 - said]
-            for (place, _, _), value in zip(some, read or (), strict=False):
+                choice = verdict(text, rule.words)
+                read = None if choice is None else [1.0 - choice]
+            for (place, _, _), value in zip(group, read or (), strict=False):
                 verdicts[place].append(value)
         return {place: fmean(values) if values else torch.nan for place, values in verdicts.items()}
 
@@ -276,8 +276,8 @@ class Judge:
         if not proposals:
             return []
         # All ranks draw, since their weights may be divided among them; what the first one wrote counts.
-        made = self._write_texts([merging(proposals)], [0], "merged")
-        [rubric] = gather_texts(made if run.accelerator.is_main_process else [], run.accelerator)
+        texts = self._write_texts([merging(proposals)], [0], "merged")
+        [rubric] = gather_texts(texts if run.accelerator.is_main_process else [], run.accelerator)
         return [rubric] if points_of(rubric) else []
 
     def _is_open(self, place: int) -> bool:

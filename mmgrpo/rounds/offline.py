@@ -107,8 +107,8 @@ class Offline(Callback):
         grades = [answer.grade for prompt in prompts for answer in prompt.answers]
         local = torch.tensor(grades, dtype=torch.float32)
         grade = gather_rows(local, accelerator).cpu()
-        several = [index for index, prompt in zip(indices, prompts, strict=True) for _ in prompt.answers]
-        fields = {**rollout.decisions.fields, "prompt_index": torch.tensor(several)}
+        repeated = [index for index, prompt in zip(indices, prompts, strict=True) for _ in prompt.answers]
+        fields = {**rollout.decisions.fields, "prompt_index": torch.tensor(repeated)}
         decisions = gather_decisions(replace(rollout.decisions, fields=fields), accelerator, 0)
         first = sum(row_counts(local, accelerator)[: DataRank.of(accelerator).index])
         rows = first + torch.arange(len(local))
@@ -298,7 +298,7 @@ def select_answered(prompts: Sequence[Prompt], kind: str) -> list[int]:
     return [*range(len(prompts))]
 
 
-def learned_from(prompt: Prompt, kind: str, share: float) -> bool:
+def has_answers(prompt: Prompt, kind: str, share: float) -> bool:
     """Whether a prompt has answers of a kind; ValueError for answers of another kind, and where the whole run is
     offline for none."""
     reason = lacking(prompt, kind)
@@ -315,7 +315,7 @@ def select_comparable(prompts: Sequence[Prompt], kind: str, share: float = 1.0) 
     """
     usable, skipped = [], []
     for index, prompt in enumerate(prompts):
-        if not learned_from(prompt, kind, share):
+        if not has_answers(prompt, kind, share):
             continue
         if is_tied(prompt):
             skipped.append(Skipped(prompt.id, "", "its answers are equally good"))
@@ -341,7 +341,7 @@ def select_better(
     values = ledger.read(MEASURED) if ledger is not None else torch.full((len(prompts),), torch.nan)
     better = "better" in {parse(bound.text)[0] for bound in recipe.after}
     for index, (prompt, value) in enumerate(zip(prompts, values.tolist(), strict=True)):
-        if not learned_from(prompt, kind, share):
+        if not has_answers(prompt, kind, share):
             continue
         if value != value:
             raise ValueError(

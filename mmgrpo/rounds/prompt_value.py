@@ -46,12 +46,12 @@ class PromptValues(Callback):
         assert isinstance(policy, Continuing)
         nothing = policy.record_of("")  # its first token, of which only the state before it is read
         for first in range(0, len(numbers), size):
-            some = numbers[first : first + size]
-            pairs, slots = [(run.prompts[number], nothing) for number in some], range(len(some))
-            rollout = unpack_rows(policy, pairs, slots, GIVEN, some, Request((), (), 1, 0))
+            chunk = numbers[first : first + size]
+            pairs, slots = [(run.prompts[number], nothing) for number in chunk], range(len(chunk))
+            rollout = unpack_rows(policy, pairs, slots, GIVEN, chunk, Request((), (), 1, 0))
             start = torch.zeros_like(rollout.decisions.decision_mask)
             start[:, 0] = True
-            values = torch.zeros(len(some), device=rollout.decisions.log_probs.device)
+            values = torch.zeros(len(chunk), device=rollout.decisions.log_probs.device)
             with policy.networks(self.network.name):
                 for part in rollout.steps.split(start, size):
                     values[part.rows] = self.network(policy.score(rollout, part, HIDDEN)["hidden_state"])[:, 0]

@@ -108,13 +108,13 @@ class RewardModel(Callback):
         with ExitStack() as stack:
             if self.settings["by"]:
                 stack.enter_context(policy.networks.drawing(self.settings["by"]))
-            made = policy.rollout(request)
-        of = dict(zip(slots, right.values(), strict=True))
-        keys, origins = made.decisions.keys["prompt"].tolist(), made.decisions.origin.tolist()
+            rewritten = policy.rollout(request)
+        by_slot = dict(zip(slots, right.values(), strict=True))
+        keys, origins = rewritten.decisions.keys["prompt"].tolist(), rewritten.decisions.origin.tolist()
         # Scored as answers to the prompt itself, which knows nothing of rewriting.
-        as_it_is = replace(made, prompts=[of[key][2] for key in keys])
+        as_it_is = replace(rewritten, prompts=[by_slot[key][2] for key in keys])
         _, scores = rows.judge(replace(request, prompts=as_it_is.prompts), as_it_is)()
-        cut = made.decisions.fields.get("truncated", torch.zeros(len(keys))).tolist()
+        cut = rewritten.decisions.fields.get("truncated", torch.zeros(len(keys))).tolist()
         wrong = [
             row
             for row in range(len(keys))
@@ -124,8 +124,8 @@ class RewardModel(Callback):
             and float(scores.values[row, rule]) <= self.settings["above"]
         ]
         pairs = []
-        for row, record in zip(wrong, policy.pack(made, wrong), strict=True):
-            rollout, first, prompt = of[keys[row]]
+        for row, record in zip(wrong, policy.pack(rewritten, wrong), strict=True):
+            rollout, first, prompt = by_slot[keys[row]]
             [positive] = policy.pack(rollout, [first])
             pairs.append((self._read(prompt), without_log_probs(positive), without_log_probs(record)))
         return pairs

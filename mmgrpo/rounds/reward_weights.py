@@ -72,10 +72,12 @@ def inner_products(run: Run, round_: Round, weights: Sequence[float], *, tensors
             flat.append(torch.zeros(sum(p.numel() for p in parameters[-tensors:])))
             continue
         settings = scores.values, scores.valid, one_hot, batch.decisions, run.recipe, names
-        made = estimate(*settings, abstained=scores.abstentions)
+        estimated = estimate(*settings, abstained=scores.abstentions)
         accumulate_gradients(
             run.policy,
-            on_device(replace(batch, advantages=made.advantages, loss_mask=made.loss_mask), run.accelerator.device),
+            on_device(
+                replace(batch, advantages=estimated.advantages, loss_mask=estimated.loss_mask), run.accelerator.device
+            ),
             rows,
             alone,
             micro_batch_size=run.optim.micro_batch_size,

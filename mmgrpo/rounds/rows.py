@@ -182,15 +182,15 @@ def with_values(
 ) -> RewardScores:
     """The scores of which some rows have a value in a column, NaN for a failure, and in all others but those ``kept``
     none, as of rewards that abstain."""
-    made = RewardScores(scores.values.clone(), scores.valid.clone(), scores.abstentions.clone())
+    changed = RewardScores(scores.values.clone(), scores.valid.clone(), scores.abstentions.clone())
     others = torch.tensor([place != column and not keep for place, keep in enumerate(kept)])
-    assert made.abstained is not None
+    assert changed.abstained is not None
     for row, value in values:
-        made.values[row, others], made.valid[row, others], made.abstained[row, others] = 0.0, False, True
+        changed.values[row, others], changed.valid[row, others], changed.abstained[row, others] = 0.0, False, True
         known = value == value
-        made.values[row, column], made.valid[row, column] = value if known else 0.0, known
-        made.abstained[row, column] = False
-    return made
+        changed.values[row, column], changed.valid[row, column] = value if known else 0.0, known
+        changed.abstained[row, column] = False
+    return changed
 
 
 def give_scores(

@@ -26,8 +26,8 @@ from mmgrpo.prompts.self_play import (
     Pair,
     answering,
     asking,
-    chosen_questions,
-    chosen_verdicts,
+    choose_questions,
+    choose_verdicts,
     documents_of,
     draw_documents,
     pair_in,
@@ -101,13 +101,13 @@ class SelfPlaying(Callback):
 
     def state(self) -> Any:
         return {
-            str(n): [[pair.question, pair.answer, pair.documents] for pair in some] for n, some in self.memory.items()
+            str(n): [[pair.question, pair.answer, pair.documents] for pair in pairs] for n, pairs in self.memory.items()
         }
 
     def load(self, state: Any, tensors: Mapping[str, Tensor], step: int) -> None:
         self.memory = {
-            int(number): [Pair(question, answer, tuple(read)) for question, answer, read in some]
-            for number, some in (state or {}).items()
+            int(number): [Pair(question, answer, tuple(read)) for question, answer, read in pairs]
+            for number, pairs in (state or {}).items()
         }
 
 
@@ -147,10 +147,10 @@ class Game:
             column = answers.scores.values[answers.rows[question.key], self.column]
             question.reward = worth_of_question(float(column.mean()))
         rewards = self._table([(question.place, question.reward) for question in played])
-        kept = chosen_questions(rewards, run.seed, run.round)
+        kept = choose_questions(rewards, run.seed, run.round)
         positive = {place for place in kept if rewards[place] > 0}
         groups = [*self._table([(key, 1.0) for key in conflicting])]
-        trained = chosen_verdicts(groups, len(positive), run.seed, run.round)
+        trained = choose_verdicts(groups, len(positive), run.seed, run.round)
         self._reward_questions(rewards, kept)
         self._add(answers, {question.key for question in grounded if question.place in positive})
         self._add(verdicts, trained)
@@ -237,18 +237,18 @@ class Game:
         nothing = torch.zeros(rollout.decisions.rows, len(rows.names))
         return Drawn(rollout, RewardScores(nothing, nothing > 0, nothing == 0), places)
 
-    def _right(self, made: Drawn, key: int) -> list[bool]:
+    def _right(self, drawn: Drawn, key: int) -> list[bool]:
         """What the rule says of the rows of a group; what it could not score is wrong."""
-        column, rows = self.rows.names.index(self.rule.rule), made.rows[key]
-        return ((made.scores.values[rows, column] >= 1) & made.scores.valid[rows, column]).tolist()
+        column, rows = self.rows.names.index(self.rule.rule), drawn.rows[key]
+        return ((drawn.scores.values[rows, column] >= 1) & drawn.scores.valid[rows, column]).tolist()
 
-    def _set_rewards(self, made: Drawn, values: Sequence[tuple[int, float]]) -> None:
+    def _set_rewards(self, drawn: Drawn, values: Sequence[tuple[int, float]]) -> None:
         """Give rows their rewards, beside which those of weight 0 stay."""
-        changed = with_values(made.scores, values, self.column, self._zero_weight_columns())
-        made.scores.values.copy_(changed.values)
-        made.scores.valid.copy_(changed.valid)
-        assert made.scores.abstained is not None and changed.abstained is not None
-        made.scores.abstained.copy_(changed.abstained)
+        changed = with_values(drawn.scores, values, self.column, self._zero_weight_columns())
+        drawn.scores.values.copy_(changed.values)
+        drawn.scores.valid.copy_(changed.valid)
+        assert drawn.scores.abstained is not None and changed.abstained is not None
+        drawn.scores.abstained.copy_(changed.abstained)
 
     def _zero_weight_columns(self) -> list[bool]:
         """Of which rewards a value stays: those of weight 0."""
@@ -278,28 +278,28 @@ class Game:
             self.rows.decisions[place] = replace(part, keys=keys, origin=origin)
             first += part.rows
 
-    def _add(self, made: Drawn | None, trained: set[int]) -> None:
+    def _add(self, drawn: Drawn | None, trained: set[int]) -> None:
         """Add the rows of a role, of which those of some groups are trained."""
-        if made is None:
+        if drawn is None:
             self.rows.add(None, None)
             return
-        decisions = made.rollout.decisions
+        decisions = drawn.rollout.decisions
         kept = torch.tensor([key in trained for key in decisions.keys["prompt"].tolist()])
         kept = kept.to(decisions.origin.device)
         origin = torch.where(decisions.origin == OWN, torch.where(kept, HINTED, DROPPED), decisions.origin)
-        rollout = made.rollout.with_decisions(
+        rollout = drawn.rollout.with_decisions(
             with_prompt_index(replace(decisions, origin=origin), [-1] * decisions.rows)
         )
-        self.rows.add(rollout, made.scores)
+        self.rows.add(rollout, drawn.scores)
 
     def _remember(self, played: Sequence[Played]) -> None:
         """Questions of a positive reward, by the number of their prompts, on all ranks."""
-        said = [
+        lines = [
             json.dumps([question.number, question.pair.question, question.pair.answer, question.pair.documents])
             for question in played
             if question.pair and question.reward > 0
         ]
-        for number, question, answer, read in map(json.loads, gather_texts(said, self.run.accelerator)):
+        for number, question, answer, read in map(json.loads, gather_texts(lines, self.run.accelerator)):
             pairs = [*self.memory.get(number, ()), Pair(question, answer, tuple(read))]
             self.memory[number] = pairs[len(pairs) - min(len(pairs), self.rule.memory) :]
 
@@ -309,8 +309,8 @@ def _pair(question: Played) -> Pair:
     return question.pair
 
 
-def _keys(some: Sequence[Played]) -> list[int]:
-    return [question.key for question in some]
+def _keys(questions: Sequence[Played]) -> list[int]:
+    return [question.key for question in questions]
 
 
 def callbacks(choices: Choices) -> list[Callback]:

@@ -30,7 +30,7 @@ Places = tuple[Tensor, Tensor]
 """Rows and positions in a batch."""
 
 
-def trained_before(
+def load_trained(
     rule: Bound, name: str, key: str, values: Mapping[str, Tensor]
 ) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
     """The trunk and the head of the network ``name`` of another run of the same model, from its checkpoint ``start``,

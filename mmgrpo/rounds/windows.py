@@ -86,10 +86,10 @@ class Windows(Callback):
         rests = policy.pack(drawn, range(len(going)))
         whole = [join_windows(record, rest) for (_, record), rest in zip(going, rests, strict=True)]
         keys = [free + place for place in places]
-        made = unpack_rows(policy, [*zip(prompts, whole, strict=True)], keys, OWN, numbers, rows.request)
-        made = run.callbacks.change_rollout(run, replace(made, evaluations=drawn.evaluations))
-        decisions, scores = rows.judge(request, made)()
-        return made.with_decisions(decisions), scores
+        continued = unpack_rows(policy, [*zip(prompts, whole, strict=True)], keys, OWN, numbers, rows.request)
+        continued = run.callbacks.change_rollout(run, replace(continued, evaluations=drawn.evaluations))
+        decisions, scores = rows.judge(request, continued)()
+        return continued.with_decisions(decisions), scores
 
     @staticmethod
     def _cut(run: Run, rows: RoundRows) -> list[tuple[int, Record]]:

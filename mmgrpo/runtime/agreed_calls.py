@@ -179,8 +179,8 @@ def _pass_through(unit: Any, value: Tensor) -> Tensor:
 
 def _first_changed(inputs: tuple[Any, ...], named: dict[str, Any], change: Callable[[Tensor], Tensor]) -> Any:
     """The inputs of a call with the first of their tensors of fractions, the hidden states, changed."""
-    everything = [*enumerate(inputs), *named.items()]
-    key = next(key for key, value in everything if isinstance(value, Tensor) and value.is_floating_point())
+    arguments = [*enumerate(inputs), *named.items()]
+    key = next(key for key, value in arguments if isinstance(value, Tensor) and value.is_floating_point())
     if isinstance(key, int):
         return (*inputs[:key], change(inputs[key]), *inputs[key + 1 :]), named
     return inputs, {**named, key: change(named[key])}

@@ -61,7 +61,7 @@ def refuse_launcher(environ: Mapping[str, str]) -> None:
     """Raise ValueError if accelerate's configuration asks for what would be left out or done by half: a sharded model,
     scaled losses (fp16, fp8), several backward passes per step, or several processes without a launcher of them."""
     for variable, name in SHARDING.items():
-        if _on(environ, variable):
+        if _is_on(environ, variable):
             raise ValueError(
                 f"accelerate's configuration: got {name} ({variable}), expected FSDP or plain data parallel; use "
                 "accelerate launch --multi_gpu, or torchrun, and set distributed.shard=full, which divides weights, "
@@ -76,7 +76,7 @@ def refuse_launcher(environ: Mapping[str, str]) -> None:
         )
     if precision == "bf16":
         warnings.warn("mixed_precision bf16 of accelerate's configuration has no effect; set model.dtype", stacklevel=2)
-    if _on(environ, "ACCELERATE_USE_CPU") and "MASTER_ADDR" in environ and not any(map(environ.get, WORLD)):
+    if _is_on(environ, "ACCELERATE_USE_CPU") and "MASTER_ADDR" in environ and not any(map(environ.get, WORLD)):
         raise ValueError(
             "accelerate's configuration: got several processes on the CPU, of which accelerate launch starts only one "
             "without MPI; start them with torchrun --nproc_per_node 2 -m mmgrpo.cli.train ..."
@@ -94,20 +94,20 @@ def processes_of(environ: Mapping[str, str]) -> int:
     return int(environ.get("WORLD_SIZE", "1"))
 
 
-def asked_to_shard(environ: Mapping[str, str]) -> tuple[str, int] | None:
+def requested_sharding(environ: Mapping[str, str]) -> tuple[str, int] | None:
     """``distributed.shard`` and ``distributed.replicate`` of the FSDP configuration with which ``accelerate launch``
     started this process; None for a launcher without one.
 
     Whole shards (FULL_SHARD, or resharding of version 2) are full; HYBRID_SHARD is a copy per machine, and NO_SHARD
     none. ValueError for parts of it that are done otherwise here: offloading, and activation checkpointing.
     """
-    if not _on(environ, FSDP):
+    if not _is_on(environ, FSDP):
         return None
     for variable, instead in (
         ("FSDP_OFFLOAD_PARAMS", "distributed.shard=full on more processes, or model.quantize"),
         ("FSDP_ACTIVATION_CHECKPOINTING", "model.gradient_checkpointing=true"),
     ):
-        if _on(environ, variable):
+        if _is_on(environ, variable):
             raise ValueError(
                 f"accelerate's configuration: got {variable.lower()} true, expected false; leave it out and set "
                 f"{instead}"
@@ -128,7 +128,7 @@ def asked_to_shard(environ: Mapping[str, str]) -> tuple[str, int] | None:
     return "full", max(1, world // machine) if strategy == "HYBRID_SHARD" else 1
 
 
-def _on(environ: Mapping[str, str], variable: str) -> bool:
+def _is_on(environ: Mapping[str, str], variable: str) -> bool:
     return environ.get(variable, "false").lower() in ("1", "true", "yes", "on", "y", "t")
 
 

@@ -29,7 +29,7 @@ def of_inputs(splits: Splits, network: nn.Module) -> dict[str, str]:
     """The fingerprints of what a run starts from: the prompts of each split, and the network before training."""
     prompts = {"train": splits.train, "heldout": splits.heldout, **splits.extra}
     prompts |= {"supervised": splits.supervised} if splits.supervised else {}
-    return {**{name: of_prompts(some) for name, some in prompts.items()}, "network": of_network(network)}
+    return {**{name: of_prompts(split) for name, split in prompts.items()}, "network": of_network(network)}
 
 
 def of_prompts(prompts: Iterable[Prompt]) -> str:

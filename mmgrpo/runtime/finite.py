@@ -24,7 +24,7 @@ def is_finite(tensors: Iterable[Tensor]) -> bool:
     for tensor in map(local, tensors):
         flags.setdefault(tensor.device, []).append(_finite(tensor))
     # One copy to the host for all tensors of a device.
-    return everywhere(all([bool(torch.stack(some).all()) for some in flags.values()]), tensors)
+    return everywhere(all([bool(torch.stack(of_device).all()) for of_device in flags.values()]), tensors)
 
 
 def _finite(tensor: Tensor) -> Tensor:

@@ -230,7 +230,7 @@ def open_folder(
         identity = Identity.read(folder)
         if identity and (config.resume or config.resume_from):
             identity.refuse_inputs(folder, inputs)
-            identity = identity.resumed_with(identity.refuse_settings(folder, config), accelerator.num_processes)
+            identity = identity.resume_with(identity.refuse_settings(folder, config), accelerator.num_processes)
             _keep_summary(folder, config.steps)
         else:
             if identity:

@@ -90,7 +90,7 @@ class Identity:
         """Write ``run.json``."""
         write_text(folder / MARKER, json.dumps(dataclasses.asdict(self), indent=1))
 
-    def resumed_with(self, changed: Mapping[str, tuple[Any, Any]], processes: int = 1) -> Identity:
+    def resume_with(self, changed: Mapping[str, tuple[Any, Any]], processes: int = 1) -> Identity:
         """The same run, resumed now by so many processes with changed settings (``refuse_settings``)."""
         entry = {"time": f"{datetime.now():%Y-%m-%d %H:%M:%S}", "changed": dict(changed), "processes": processes}
         return dataclasses.replace(self, resumed=(*self.resumed, entry))

@@ -156,7 +156,7 @@ def folder_of(
         return Folder(weights, config("")) if weights else None
     every = {part: shapes(part) for part in parts if part and "/" not in part}
     network = {f"{name}.{key}": shape for name in networks for key, shape in every[name].items()}
-    others = {name: sum(map(prod, some.values())) for name, some in every.items() if name not in NETWORKS}
+    others = {name: sum(map(prod, sizes.values())) for name, sizes in every.items() if name not in NETWORKS}
     read = [
         next((shape[0] for name, shape in every.get(part, {}).items() if "position_embedding" in name), 0)
         for part in ("text_encoder", "image_encoder")

@@ -56,9 +56,9 @@ class Tally:
     def read(self) -> tuple[dict[str, float], float]:
         """The sums by name, and the largest |ratio - 1| of present and stored log-probs of decisions that the policy
         drew in this round: one copy to the host."""
-        everything = [value for _, value in self.added] + self.gaps
-        everything = [value.float() if value.device.type == "mps" else value.double() for value in everything]
-        values, sums = torch.stack(everything).tolist() if everything else [], dict[str, float]()
+        scalars = [value for _, value in self.added] + self.gaps
+        scalars = [value.float() if value.device.type == "mps" else value.double() for value in scalars]
+        values, sums = torch.stack(scalars).tolist() if scalars else [], dict[str, float]()
         for (name, _), value in zip(self.added, values):
             sums[name] = sums.get(name, 0.0) + value
         return sums, max([0.0, *values[len(self.added) :]])

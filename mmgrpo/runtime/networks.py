@@ -495,16 +495,16 @@ class Networks:
         known = self.tasks(name)
         parts = []
         for task in sorted(set(tasks)) if known else [""]:
-            some = torch.tensor([entry for entry, t in enumerate(tasks) if t == task or not known])
+            entries = torch.tensor([entry for entry, t in enumerate(tasks) if t == task or not known])
             if known and task not in known:
                 raise ValueError(
                     f"algorithm.networks: got a prompt of task '{task}' and networks '{name}' for {', '.join(known)}; "
                     f"add frozen(path=..., task='{task}'), or leave these prompts out"
                 )
             with self(name, task) as network:
-                parts.append((some, evaluate(network, some)))
+                parts.append((entries, evaluate(network, entries)))
         values = torch.cat([values for _, values in parts])
-        return values[put(torch.cat([some for some, _ in parts]).argsort(), values.device)]
+        return values[put(torch.cat([entries for entries, _ in parts]).argsort(), values.device)]
 
     def move(self, name: str, decay: float, of: str = "") -> None:
         """name <- decay name + (1 - decay) present, or the network ``of``, in place."""

@@ -64,7 +64,7 @@ class Linear(nn.Linear):
 
     def forward(self, inputs: Float[Tensor, "*N width"]) -> Float[Tensor, "*N outputs"]:
         weight, bias = self.weight, self.bias
-        if not _gains(inputs, weight) or not _available():
+        if not _gains(inputs, weight) or not _is_available():
             return nn.functional.linear(inputs, weight, bias)
         if not torch.is_grad_enabled():
             return _linear(inputs, weight, bias)
@@ -133,7 +133,7 @@ def packed_weights(network: nn.Module, products: int) -> Iterator[None]:
     not change meanwhile. Outputs differ by rounding. The copies take as much memory as the weights, and at most 1 GiB;
     there are none on other devices or in other precisions.
     """
-    layers = _layers_to_copy(network) if products >= FEW and _available() else []
+    layers = _layers_to_copy(network) if products >= FEW and _is_available() else []
     try:
         for layer in layers:
             weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), ROWS)  # type: ignore[operator]
@@ -144,7 +144,7 @@ def packed_weights(network: nn.Module, products: int) -> Iterator[None]:
             vars(layer).pop("forward", None)
 
 
-def _available() -> bool:
+def _is_available() -> bool:
     """It can be used, and neither ``torch.backends.mkldnn.enabled = False`` nor another precision asks for torch's."""
     return _is_built() and torch.backends.mkldnn.enabled and not torch.is_autocast_enabled("cpu")
 

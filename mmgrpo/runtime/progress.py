@@ -69,7 +69,7 @@ class Checkpoints:
         """The newest checkpoint."""
         return self.folder / "checkpoints" / f"step-{self.saved:06d}"
 
-    def due(self, before: int, step: int, last: int) -> bool:
+    def is_due(self, before: int, step: int, last: int) -> bool:
         """Whether a checkpoint is due at ``step`` after a round that began at step ``before``; on all ranks alike.
 
         A round may have several steps, so a multiple of ``every`` may lie within it.

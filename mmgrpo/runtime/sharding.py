@@ -58,9 +58,9 @@ class Versions:
         if not self.current:
             self.kept = {name: parameter.detach().clone() for name, parameter in shards.items()}
         values = self.others()[version - 1] if version else self.kept
-        for name, shard in shards.items():
+        for name, weight in shards.items():
             if name in values:
-                shard.copy_(like(values[name].to(shard.dtype), shard))
+                weight.copy_(like(values[name].to(weight.dtype), weight))
         self.current = version
         self.kept = self.kept if version else {}
 
@@ -291,8 +291,8 @@ def swap_weights(network: nn.Module, values: Mapping[str, Tensor]) -> Iterator[N
             )
         calls.version = 1 + known[0]
     else:
-        before = {name: shard.detach().clone() for name, shard in shards.items()}
-        _assign(shards, {name: like(values[name], shard) for name, shard in shards.items()})
+        before = {name: weight.detach().clone() for name, weight in shards.items()}
+        _assign(shards, {name: like(values[name], weight) for name, weight in shards.items()})
     try:
         for name, data in held.items():
             parameters[name].data = values[name].to(data.dtype)

@@ -28,7 +28,7 @@ from torch import Tensor
 from mmgrpo.config.schedules import Schedule
 from mmgrpo.scoring.background import begin
 from mmgrpo.scoring.decisions import with_decisions
-from mmgrpo.scoring.isolation import column_or_nan, scored_or_abstained
+from mmgrpo.scoring.isolation import column_or_nan, score_or_abstain
 from mmgrpo.scoring.isolation import score_column as score_column
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.types import Audio, Decisions, Image, Output, Prompt, Text, Video, select_rows
@@ -165,7 +165,7 @@ def begin_scoring(
     def column(scorer: Scorer) -> list[float | None]:
         if unlabelled and not scorer.weight and scorer.manifest and "answer" in scorer.manifest.reads:
             return [None] * len(outputs)  # a verifier that is only watched, on questions without answers
-        score = scored_or_abstained if scorer.weight else column_or_nan
+        score = score_or_abstain if scorer.weight else column_or_nan
         fn = with_decisions(scorer.name, scorer.fn, rollout) if scorer.reads_rollout else scorer.fn
         return score(scorer.name, fn, prompts, outputs, scorer.trusted, scorer.elsewhere)
 
@@ -198,11 +198,11 @@ def of_unfailed(
         whole = unfailed_places(outputs)
         if len(whole) == len(outputs):
             return fn(prompts, outputs)
-        made: list[float | None] = [math.nan] * len(outputs)
+        values: list[float | None] = [math.nan] * len(outputs)
         scored = fn([prompts[i] for i in whole], [outputs[i] for i in whole]) if whole else []
         for place, value in zip(whole, scored, strict=True):
-            made[place] = value
-        return made
+            values[place] = value
+        return values
 
     return values
 

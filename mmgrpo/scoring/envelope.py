@@ -389,13 +389,13 @@ class _Reader:
             if not 0 < fps < math.inf:
                 raise Malformed(f"{where}.fps: got {fps}, expected a positive number")
             heard = self.sound(take(row, "sound", dict, where), f"{where}.sound") if "sound" in row else None
-            several, here = row["video"], f"{where}.video"
-            if not isinstance(several, list):
-                clip = self.pixels(several, here, 4)
+            video, here = row["video"], f"{where}.video"
+            if not isinstance(video, list):
+                clip = self.pixels(video, here, 4)
                 self.refuse_length(len(clip), fps, here)
                 return Video(clip, fps, heard)
-            self.refuse_length(len(several), fps, here)
-            frames = [self.pixels(frame, f"{here}[{place}]", 3) for place, frame in enumerate(several)]
+            self.refuse_length(len(video), fps, here)
+            frames = [self.pixels(frame, f"{here}[{place}]", 3) for place, frame in enumerate(video)]
             if not frames or len({frame.shape for frame in frames}) > 1:
                 raise Malformed(f"{here}: got {len(frames)} frames, expected at least one, and all of one size")
             return Video(torch.stack(frames), fps, heard)

@@ -22,7 +22,7 @@ _OF_RUN: ContextVar[Sequence[Scorer]] = ContextVar("rewards of the run that is b
 
 
 @contextmanager
-def checked_by(scorers: Sequence[Scorer]) -> Iterator[None]:
+def check_rows_with(scorers: Sequence[Scorer]) -> Iterator[None]:
     """Within the block, what loads a run checks its rows with these rewards (``refuse_rows``) before its model."""
     token = _OF_RUN.set(scorers)
     try:

@@ -48,12 +48,12 @@ def score_column(
     trusted: bool = True,
     elsewhere: bool = False,
 ) -> list[float]:
-    """``scored_or_abstained`` for readers to whom an output without a score is NaN, whatever the reason."""
-    values = scored_or_abstained(name, fn, prompts, outputs, trusted, elsewhere)
+    """``score_or_abstain`` for readers to whom an output without a score is NaN, whatever the reason."""
+    values = score_or_abstain(name, fn, prompts, outputs, trusted, elsewhere)
     return [math.nan if value is None else value for value in values]
 
 
-def scored_or_abstained(
+def score_or_abstain(
     name: str,
     fn: Callable[..., Any],
     prompts: Sequence[Prompt],
@@ -92,9 +92,9 @@ def column_or_nan(
     trusted: bool,
     elsewhere: bool,
 ) -> list[float | None]:
-    """``scored_or_abstained``, or NaN for every output and a warning, once for each reason, where that is an error."""
+    """``score_or_abstain``, or NaN for every output and a warning, once for each reason, where that is an error."""
     try:
-        return scored_or_abstained(name, fn, prompts, outputs, trusted, elsewhere)
+        return score_or_abstain(name, fn, prompts, outputs, trusted, elsewhere)
     except (RuntimeError, ValueError) as error:
         reason = in_words(error.__cause__ or error)
         if (name, reason) not in _warned:
@@ -114,12 +114,12 @@ def call_reward(
 
     It is given copies: of the lists, the prompts and what they contain, and, unless it is ``trusted``, of all tensors
     too, since NumPy writes into a tensor unseen. Changes that torch makes to a tensor that is not copied are an
-    error. Settings that it changes are reset (``unchanged_settings``).
+    error. Settings that it changes are reset (``restore_settings``).
     """
     given = {id(tensor): tensor for tensor in _tensors(outputs) if not tensor.is_inference()}.values()
     versions = [tensor._version for tensor in given]
     copies: dict[int, Any] = {}
-    with unchanged_settings():
+    with restore_settings():
         values = function(
             [copy_value(prompt, not trusted, copies) for prompt in prompts],
             [copy_value(output, not trusted, copies) for output in outputs],
@@ -232,7 +232,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
 
 
 @contextmanager
-def unchanged_settings() -> Iterator[None]:
+def restore_settings() -> Iterator[None]:
     """Reset what the block changes: dtype, device, threads and gradients of torch, folder, signals, output streams.
 
     A standard stream that it closes cannot be opened again: that is an error. Random states are left as they become:
@@ -268,7 +268,7 @@ def in_words(error: BaseException) -> str:
         text = "".join(traceback.format_exception_only(error)).strip()[:2000]
     except Exception:
         text = type(error).__name__
-    return text + own_line(error)
+    return text + user_line(error)
 
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -277,7 +277,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
-def own_line(error: BaseException) -> str:
+def user_line(error: BaseException) -> str:
     """`` (my_rewards.py:12, in score)``: the innermost line of a file that is neither of this package nor installed."""
     try:
         frames = traceback.extract_tb(error.__traceback__)

@@ -197,10 +197,10 @@ def write_catalogue(package: ModuleType, *further: str) -> str:
 def row_of(value: RewardEntry | Manifest) -> dict[str, Any]:
     """The fields that are not at their defaults, as JSON has them; numbers without bound as texts."""
     plain = {f.name: f.default_factory() if callable(f.default_factory) else f.default for f in fields(value)}
-    there = {name: getattr(value, name) for name in plain if getattr(value, name) != plain[name]}
+    changed = {name: getattr(value, name) for name in plain if getattr(value, name) != plain[name]}
     return {
-        name: row_of(field) if isinstance(field, Manifest) else str(field) if field in (math.inf, -math.inf) else field
-        for name, field in there.items()
+        name: row_of(entry) if isinstance(entry, Manifest) else str(entry) if entry in (math.inf, -math.inf) else entry
+        for name, entry in changed.items()
     }
 
 
@@ -210,7 +210,7 @@ def read_row(row: Mapping[str, Any]) -> RewardEntry:
 
 
 def _read_manifest(row: dict[str, Any]) -> Manifest:
-    values: dict[str, Any] = {name: tuple(field) if isinstance(field, list) else field for name, field in row.items()}
+    values: dict[str, Any] = {name: tuple(entry) if isinstance(entry, list) else entry for name, entry in row.items()}
     values |= {name: float(row[name]) for name in ("low", "high") if isinstance(row.get(name), str)}
     values["weights"] = {source: tuple(files) for source, files in row.get("weights", {}).items()}
     return Manifest(**values)
@@ -240,14 +240,14 @@ def absent(source: str, files: tuple[str, ...]) -> str:
         gone = [name for name in files if not (folder / name).is_file()]
         return f"{folder} has no {', '.join(gone)}" if gone else ""
     if source.count("/") == 1 and not source.startswith((".", "/", "~")):
-        cached = cached_on_hub(source)
+        cached = find_in_cache(source)
         if cached is not None and all((cached / name).is_file() for name in files):
             return ""
         return f"downloads {source} from the hub at its first use"
     return f"no such folder: {folder}"
 
 
-def cached_on_hub(name: str) -> Path | None:
+def find_in_cache(name: str) -> Path | None:
     """The newest snapshot of a hub id in the cache of this machine."""
     home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
     cache = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()

@@ -20,16 +20,16 @@ from mmgrpo.scoring import Scorer
 from mmgrpo.types import Output, Prompt, Rollout
 
 
-def texts_said(
+def texts_of_judges(
     scorers: Sequence[Scorer], prompts: Sequence[Prompt], outputs: Sequence[Output], names: Collection[str]
 ) -> list[dict[str, str]]:
     """The texts of these names that the judges of rewards say of each output; the first reward's where several do."""
-    said: list[dict[str, str]] = [{} for _ in outputs]
+    remarks: list[dict[str, str]] = [{} for _ in outputs]
     for scorer in scorers:
         if scorer.remarks is not None and names:
-            for texts, more in zip(said, scorer.remarks(prompts, outputs), strict=True):
+            for texts, more in zip(remarks, scorer.remarks(prompts, outputs), strict=True):
                 texts |= {name: str(more[name]) for name in names if name in more and name not in texts}
-    return said
+    return remarks
 
 
 def marking(scorers: Sequence[Scorer], by: str) -> Scorer:

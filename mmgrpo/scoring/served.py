@@ -48,7 +48,7 @@ _ASKED_ONCE: ContextVar[bool] = ContextVar("whether no server is waited for", de
 
 
 @contextmanager
-def asked_once() -> Iterator[None]:
+def ask_once() -> Iterator[None]:
     """Within the block, a server that does not answer is an error at once: nothing waits for it."""
     token = _ASKED_ONCE.set(True)
     try:
@@ -120,10 +120,10 @@ def _of(
 
 
 def _urls(url: Any) -> tuple[str, ...]:
-    several = [url] if isinstance(url, str) else url
-    if not isinstance(several, list) or not all(isinstance(address, str) for address in several):
+    urls = [url] if isinstance(url, str) else url
+    if not isinstance(urls, list) or not all(isinstance(address, str) for address in urls):
         raise ValueError(f"rewards: 'served': got url {url!r}, expected a text or a list of texts")
-    return tuple(several)
+    return tuple(urls)
 
 
 @functools.cache
@@ -267,17 +267,17 @@ class Client:
         except httpx.TransportError as error:
             raise Again(f"{url} does not answer ({error or type(error).__name__})") from error
         try:
-            said = json.loads(bytes(content))
-            said = said if isinstance(said, dict) else {}
+            message = json.loads(bytes(content))
+            message = message if isinstance(message, dict) else {}
         except (ValueError, RecursionError):
-            said = {}
+            message = {}
         if answer.status_code in (408, 429) or answer.status_code >= 500:
-            reason = said.get("error") or said.get("status") or "no reason"
+            reason = message.get("error") or message.get("status") or "no reason"
             raise Again(f"{url} answers {answer.status_code} ({str(reason)[:300]})")
-        if answer.status_code != 200 or not said:
-            reason = str(said.get("error", "no JSON"))[:2000]
+        if answer.status_code != 200 or not message:
+            reason = str(message.get("error", "no JSON"))[:2000]
             raise RewardFailure(f"{url} answers {answer.status_code}: {reason}")
-        return said
+        return message
 
     def _patiently(self, attempt: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
         """The result of an attempt at one of the servers; RewardFailure when the patience is over."""
@@ -332,8 +332,8 @@ class Client:
         """A server in turn, of those that did not fail in the last 30 seconds unless all did."""
         now = time.monotonic()
         up = [url for url in self.urls if now - self._down.get(url, -math.inf) > 30]
-        several = up or self.urls
-        return several[number % len(several)]
+        urls = up or self.urls
+        return urls[number % len(urls)]
 
 
 def is_local(url: str) -> bool:

@@ -179,7 +179,7 @@ _printed: set[str] = set()
 
 FOLDERS = re.compile(
     r"(?<=['\"])(?:/|[A-Za-z]:[/\\]|~/)[^'\"\n]*[/\\](?=[^'\"\n/\\]*['\"])"  # quoted, maybe with spaces
-    r"|(?<=\()(?:/|[A-Za-z]:[/\\])[^\n()]*[/\\](?=[^\n()/\\]+:\d+, in )"  # a line of a file (``own_line``)
+    r"|(?<=\()(?:/|[A-Za-z]:[/\\])[^\n()]*[/\\](?=[^\n()/\\]+:\d+, in )"  # a line of a file (``user_line``)
     r"|(?<![\w.~/:-])(?:/|[A-Za-z]:[/\\]|~/)(?:[^\s/\\'\"]+[/\\])+"
 )
 """The folders of an absolute path; a URL is none."""

@@ -108,7 +108,7 @@ class _Sender:
 
     def _place(self, value: Any, into: list[Any], content: Callable[[], Any]) -> int:
         if id(value) not in self._places:
-            made = content()  # before its own place: what it contains comes first
+            packed = content()  # before its own place: what it contains comes first
             self._places[id(value)] = (len(into), value)
-            into.append(made)
+            into.append(packed)
         return self._places[id(value)][0]

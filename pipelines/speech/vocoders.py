@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mmgrpo.config.names import nearest
 from mmgrpo.config.plugins import load_object, locate, made_of
-from mmgrpo.scoring.manifest import cached_on_hub
+from mmgrpo.scoring.manifest import find_in_cache
 from mmgrpo.types import Audio, Prompt
 from pipelines import pretrained, require
 from pipelines.training import Training
@@ -110,7 +110,7 @@ def source_of(path: str) -> str:
     without weights."""
     with naming():
         source = pretrained.locate(locate(path), "HKUSTAudio/xcodec2-hf")
-        if not Path(source).is_dir() and cached_on_hub(source) is None:
+        if not Path(source).is_dir() and find_in_cache(source) is None:
             pretrained.read_json(source, "config.json")
     return source
 

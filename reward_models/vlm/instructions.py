@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.runtime.pypi_weights import checked_wheel, fetch_wheel
+from mmgrpo.runtime.pypi_weights import check_wheel, fetch_wheel
 
 HPSV3 = "hpsv3==1.0.0"
 HPSV3_SHA256 = "1a1b3ed1f538315ddf0e90c55b9f5c8ab3248d772cd713c11f7dfe35bf867ab3"
@@ -32,7 +32,7 @@ def hpsv3_instruction(source: str = "", cache: str | Path = CACHE) -> str:
         with tempfile.TemporaryDirectory(dir=wheel.parent) as folder:
             how = f"Without network: name a copy of {HPSV3_INSIDE} (instruction=...)."
             fetch_wheel(HPSV3, HPSV3_SHA256, Path(folder), "The instruction of HPSv3", 1, how).replace(wheel)
-    with zipfile.ZipFile(checked_wheel(wheel, HPSV3, HPSV3_SHA256)) as archive:
+    with zipfile.ZipFile(check_wheel(wheel, HPSV3, HPSV3_SHA256)) as archive:
         return "".join(constants(archive.read(HPSV3_INSIDE).decode(), HPSV3_NAMES, f"{wheel}: {HPSV3_INSIDE}"))
 
 

@@ -17,7 +17,7 @@ from mmgrpo.config.registry import bind
 from mmgrpo.objectives import AGGREGATIONS
 from mmgrpo.objectives.origins import REPLAYS, Replay, Supervision, likelihood, weights_by_origin
 from mmgrpo.policies.categorical import CategoricalPolicy
-from mmgrpo.prompts.hints import characters, staged_hint, with_hint
+from mmgrpo.prompts.hints import characters, hint_of_stage, with_hint
 from mmgrpo.prompts.replay import Buffer, Stored, choose
 from mmgrpo.randomness import stream
 from mmgrpo.rounds import replay as replaying
@@ -369,7 +369,7 @@ def test_a_hint_is_a_share_of_the_characters_after_the_last_user_turn():
     assert hinted.turns[1].parts == ("question", " H: so") and hinted.text == "question H: so"
     assert with_hint(PROMPTS[0], "", "x") is PROMPTS[0]
     hint = LossRecipe.of("ppo", "per_sample", hint="staged").hint({})
-    assert staged_hint(Prompt("a", answer=3), hint, 0) is None  # no solution in words
+    assert hint_of_stage(Prompt("a", answer=3), hint, 0) is None  # no solution in words
 
 
 def needs_a_hint(prompts, outputs) -> list[float]:

@@ -18,8 +18,8 @@ from mmgrpo.prompts.self_play import (
     Pair,
     answering,
     asking,
-    chosen_questions,
-    chosen_verdicts,
+    choose_questions,
+    choose_verdicts,
     draw_documents,
     pair_in,
     verdicts_of,
@@ -82,11 +82,11 @@ def test_each_role_reads_what_it_is_to_read():
 
 def test_as_many_other_questions_are_trained_as_solvable_ones():
     rewards = {0: 0.3, 1: -1.0, 2: 0.0, 3: -0.5, 4: 1.0, 5: 0.0}
-    chosen = [chosen_questions(rewards, 0, number) for number in range(40)]
+    chosen = [choose_questions(rewards, 0, number) for number in range(40)]
     assert all({0, 4} < one and len(one) == 4 for one in chosen)
     assert set[int]().union(*chosen) == {0, 1, 2, 3, 4, 5}
-    assert chosen_questions({0: -1.0, 1: 0.0}, 0, 0) == set()
-    assert len(chosen_verdicts([9, 8, 7], 2, 0, 0)) == 2 and chosen_verdicts([9], 2, 0, 0) == {9}
+    assert choose_questions({0: -1.0, 1: 0.0}, 0, 0) == set()
+    assert len(choose_verdicts([9, 8, 7], 2, 0, 0)) == 2 and choose_verdicts([9], 2, 0, 0) == {9}
 
 
 # ---- a round

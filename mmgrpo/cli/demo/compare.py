@@ -21,7 +21,7 @@ from mmgrpo.cli.demo.models import AFTER, BEFORE, Opened, Pair, failure
 from mmgrpo.evaluation import annotate
 from mmgrpo.policies.token import TokenPolicy
 from mmgrpo.scoring import Scorer
-from mmgrpo.scoring.isolation import scored_or_abstained
+from mmgrpo.scoring.isolation import score_or_abstain
 from mmgrpo.types import Output, Policy, Prompt, Request, Turn
 
 TITLES = {BEFORE: "Base", AFTER: "Trained"}
@@ -191,7 +191,7 @@ def values_of(reward: Scorer, prompts: Sequence[Prompt], outputs: Sequence[Outpu
         reason = "it reads the decisions of training, which these samples do not have; its curve is in the tab Runs"
         return nothing, reason
     try:
-        values = scored_or_abstained(reward.name, reward.fn, prompts, outputs, reward.trusted, reward.elsewhere)
+        values = score_or_abstain(reward.name, reward.fn, prompts, outputs, reward.trusted, reward.elsewhere)
     except (RuntimeError, ValueError) as error:  # whatever the reward raised
         return nothing, failure(error.__cause__ or error, reward.name)
     invalid = [value for value in values if value is not None and not math.isfinite(value)]

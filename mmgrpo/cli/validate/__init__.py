@@ -195,9 +195,9 @@ def offline() -> bool:
 
 def absent(path: str) -> str:
     """Why a hub id is not on this machine; empty where it is."""
-    from mmgrpo.scoring.manifest import cached_on_hub
+    from mmgrpo.scoring.manifest import find_in_cache
 
-    if Path(path).is_dir() or cached_on_hub(path) is not None:
+    if Path(path).is_dir() or find_in_cache(path) is not None:
         return ""
     return "its files are not on this machine" + ", and the hub is off (HF_HUB_OFFLINE)" * offline()
 

@@ -313,9 +313,9 @@ def estimate(config: Config) -> float:
     from mmgrpo.cli.train import counted_in
     from mmgrpo.config.plugins import locate
     from mmgrpo.runtime.memory import needs, read_folder
-    from mmgrpo.scoring.manifest import cached_on_hub
+    from mmgrpo.scoring.manifest import find_in_cache
 
-    folder = cached_on_hub(config.model.path) or Path(locate(config.model.path))
+    folder = find_in_cache(config.model.path) or Path(locate(config.model.path))
     read = read_folder(folder) if folder.is_dir() else None
     return sum(needs(read, config, processes=1, **counted_in(config, read)).values()) / 1e9 if read else 0.0
 

@@ -11,7 +11,7 @@ import torch
 from mmgrpo.cli.prompts import budgets, is_weak
 from mmgrpo.config.registry import bind
 from mmgrpo.data.prompts import load_prompts
-from mmgrpo.prompts.ledger import FILE, Ledger, key_of, measured_before
+from mmgrpo.prompts.ledger import FILE, Ledger, key_of, read_measurements
 from mmgrpo.prompts.trackers import TRACKERS
 from mmgrpo.report.html import write_report
 from mmgrpo.report.ledger import read_hardness
@@ -112,7 +112,7 @@ def test_rows_that_are_solved_blind_are_problems_and_the_others_are_kept(tmp_pat
 
 def test_rates_that_are_not_there_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"data\.ledger.*rates\.json"):
-        measured_before(tmp_path / "rates.json", {"task": 1.0})
+        read_measurements(tmp_path / "rates.json", {"task": 1.0})
 
 
 def test_a_run_begins_with_what_another_measured(run, tmp_path, capsys):

@@ -282,7 +282,7 @@ def test_weights_of_a_wheel_are_converted_once_and_are_those_that_the_encoder_lo
         archive.writestr("resemblyzer/pretrained.pt", content.getvalue())
     monkeypatch.setattr(speaker, "SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
     checked = []
-    monkeypatch.setattr(speaker, "checked_tensors", lambda file, sha256: checked.append(file) or file)
+    monkeypatch.setattr(speaker, "check_tensors", lambda file, sha256: checked.append(file) or file)
     monkeypatch.setattr(speaker, "CACHE", tmp_path / "new" / "cache")
     speaker.speaker_encoder.cache_clear()
     loaded = speaker.speaker_encoder(str(wheel))

@@ -1076,7 +1076,7 @@ def system(text: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("kind", "appends"), [("tools", True), ("smollm2", True), ("qwen3", False), ("r1", False)])
 def test_a_template_that_drops_thoughts_does_not_append(kind, appends):
-    assert ChatTemplate(tokenizer_of(KINDS[kind]), {"tools": schemas([look])}).appends == appends
+    assert ChatTemplate(tokenizer_of(KINDS[kind]), {"tools": schemas([look])}).is_append_only == appends
 
 
 def changed_template(old: str, new: str) -> ChatTemplate:
@@ -1118,7 +1118,7 @@ def test_a_template_may_trim_results():
 )
 def test_a_template_that_writes_turns_otherwise_than_they_are_sampled_does_not_append(old, new):
     chat = changed_template(old, new)
-    assert chat.writes_tools and not chat.appends and chat.reply(["1", "2"]).count("<tool_response>") == 2
+    assert chat.writes_tools and not chat.is_append_only and chat.reply(["1", "2"]).count("<tool_response>") == 2
 
 
 @pytest.mark.parametrize("old", ["<|im_end|>", "message.role + '\\n' + message.content"], ids=["end", "answers"])

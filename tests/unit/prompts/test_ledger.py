@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmgrpo.config.registry import bind
-from mmgrpo.prompts.ledger import FILE, Ledger, Measured, Rows, by_number, key_of, measured_before, read_ledger
+from mmgrpo.prompts.ledger import FILE, Ledger, Measured, Rows, by_number, key_of, read_ledger, read_measurements
 from mmgrpo.prompts.trackers import TRACKERS
 from mmgrpo.types import Image, Media, Prompt, Turn
 
@@ -133,7 +133,7 @@ def test_a_ledger_is_shown_the_hardest_first_and_read_by_another_run(tmp_path):
     head, lines = read_ledger(tmp_path / FILE)
     assert (head["step"], head["visited"], len(head["history"])) == (3, 3, 3)
     assert [(line["id"], line["mean"]) for line in lines] == [("2", 0.375), ("1", 0.45), ("0", 1.0)]
-    found = by_number(prompts, measured_before(tmp_path, {"r": 1.0}), "run")
+    found = by_number(prompts, read_measurements(tmp_path, {"r": 1.0}), "run")
     assert found[2] == Measured(0.375, pytest.approx(1.25 / 4 - 0.375**2), 1.0, 4) and 3 not in found
     made = ledger()
     made.start(found)
@@ -146,12 +146,12 @@ def test_rates_that_were_evaluated_are_sums_of_the_rewards_of_the_run(tmp_path):
     prompts = [Prompt("a", "1"), Prompt("b", "2")]
     values = [{"id": "1", "key": key_of(prompts[0]), "r": [1.0, 0.0, None], "s": [1.0, 1.0, 1.0]}]
     (tmp_path / "evaluation.json").write_text(json.dumps({"values": values}))
-    found = by_number(prompts, measured_before(tmp_path / "evaluation.json", {"r": 1.0, "s": 0.5, "t": 0.0}), "e")
+    found = by_number(prompts, read_measurements(tmp_path / "evaluation.json", {"r": 1.0, "s": 0.5, "t": 0.0}), "e")
     assert found == {0: Measured(1.0, 0.25, 1.5, 2)}
     with pytest.raises(ValueError, match="data.ledger.*'u'"):
-        measured_before(tmp_path / "evaluation.json", {"u": 1.0})
+        read_measurements(tmp_path / "evaluation.json", {"u": 1.0})
     with pytest.raises(ValueError, match="data.ledger"):
-        by_number([Prompt("c")], measured_before(tmp_path / "evaluation.json", {"r": 1.0}), "e")
+        by_number([Prompt("c")], read_measurements(tmp_path / "evaluation.json", {"r": 1.0}), "e")
     (tmp_path / "other.json").write_text("[]")
     with pytest.raises(ValueError, match="other.json"):
-        measured_before(tmp_path / "other.json", {})
+        read_measurements(tmp_path / "other.json", {})

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mmgrpo.runtime import devices
-from mmgrpo.runtime.devices import accelerator, asked_to_shard, available, refuse_launcher
+from mmgrpo.runtime.devices import accelerator, available, refuse_launcher, requested_sharding
 from tests.journeys.cli.running import environment
 
 
@@ -73,8 +73,8 @@ def test_an_accelerator_is_refused_under_such_a_launcher(monkeypatch):
     ],
 )
 def test_a_configuration_of_fsdp_is_translated(asked, settings):
-    assert asked_to_shard({"ACCELERATE_USE_FSDP": "true", **asked}) == settings
-    assert asked_to_shard(asked) is None
+    assert requested_sharding({"ACCELERATE_USE_FSDP": "true", **asked}) == settings
+    assert requested_sharding(asked) is None
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_configuration_of_fsdp_is_translated(asked, settings):
 )
 def test_a_part_of_it_that_is_done_otherwise_is_refused(variable, value, setting):
     with pytest.raises(ValueError, match=setting):
-        asked_to_shard({"ACCELERATE_USE_FSDP": "true", variable: value})
+        requested_sharding({"ACCELERATE_USE_FSDP": "true", variable: value})
 
 
 def test_accelerate_itself_is_not_asked_to_shard(monkeypatch):

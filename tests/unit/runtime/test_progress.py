@@ -57,18 +57,18 @@ def test_checkpoints_are_by_default_those_of_a_run_without_settings(tmp_path):
 )
 def test_a_checkpoint_is_due_by_steps_by_time_and_at_the_end(before, step, minutes, due, tmp_path, clock):
     clock.now = 60.0 * minutes
-    assert kept(tmp_path, every=10, every_minutes=30.0).due(before, step, 95) == due
-    assert kept(tmp_path, every=10, every_minutes=0.0).due(before, step, 95) == (due and minutes == 0)
+    assert kept(tmp_path, every=10, every_minutes=30.0).is_due(before, step, 95) == due
+    assert kept(tmp_path, every=10, every_minutes=0.0).is_due(before, step, 95) == (due and minutes == 0)
 
 
 def test_the_time_counts_from_the_newest_checkpoint_also_from_one_that_was_restored(tmp_path, clock):
     made, later = kept(tmp_path, every=100, every_minutes=1.0), kept(tmp_path, every=100, every_minutes=1.0)
     clock.now = 90.0
-    assert made.due(1, 2, 9)
+    assert made.is_due(1, 2, 9)
     made.save(2, *trained(1.0), {})
     later.restore(*trained(2.0))
     for one in (made, later):
-        assert not one.due(2, 3, 9) and one.saved == 2 and one.latest == tmp_path / "checkpoints" / "step-000002"
+        assert not one.is_due(2, 3, 9) and one.saved == 2 and one.latest == tmp_path / "checkpoints" / "step-000002"
 
 
 def test_weights_optimizer_and_state_come_back(tmp_path):

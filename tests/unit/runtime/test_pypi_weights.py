@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
 
 from mmgrpo.cli.errors import is_user_error
-from mmgrpo.runtime.pypi_weights import checked_folder, checked_tensors, tensors_sha256, write_hashes
+from mmgrpo.runtime.pypi_weights import check_folder, check_tensors, tensors_sha256, write_hashes
 
 TENSORS = {"b": np.array([[1, 2]], np.float32), "a": np.array(3, np.int16)}
 SHA256 = hashlib.sha256(b"a int16 ()\n\x03\x00b float32 (1, 2)\n\x00\x00\x80?\x00\x00\x00@").hexdigest()
@@ -34,7 +34,7 @@ def test_the_hash_of_tensors_is_over_names_types_shapes_and_bytes(tmp_path, fold
     state = {name: torch.from_numpy(value) for name, value in sorted(TENSORS.items())}
     save_torch(state, tmp_path / "again.safetensors", metadata={"format": "pt"})
     assert (tmp_path / "again.safetensors").read_bytes() != (folder / "model.safetensors").read_bytes()
-    assert checked_tensors(tmp_path / "again.safetensors", SHA256)
+    assert check_tensors(tmp_path / "again.safetensors", SHA256)
     for changed in (
         {"b": TENSORS["b"].T},
         {"b": TENSORS["b"].view(np.int32)},
@@ -43,11 +43,11 @@ def test_the_hash_of_tensors_is_over_names_types_shapes_and_bytes(tmp_path, fold
     ):
         save_file({**TENSORS, **changed}, tmp_path / "again.safetensors")
         with pytest.raises(ValueError, match=rf"again\.safetensors.*SHA-256.*{SHA256}.*re"):
-            checked_tensors(tmp_path / "again.safetensors", SHA256)
+            check_tensors(tmp_path / "again.safetensors", SHA256)
 
 
 def test_a_folder_as_it_was_converted_is_used(folder):
-    assert checked_folder(folder, SHA256) == folder
+    assert check_folder(folder, SHA256) == folder
     assert json.loads((folder / "hashes.json").read_text()) == {"config.json": hashlib.sha256(b"{}").hexdigest()}
 
 
@@ -68,7 +68,7 @@ def test_a_cache_that_was_changed_is_an_error_that_names_the_file(folder, name, 
     if content is not None:
         (folder / name).write_bytes(content)
     with pytest.raises(ValueError, match=message) as caught:
-        checked_folder(folder, SHA256)
+        check_folder(folder, SHA256)
     assert is_user_error(caught.value)
 
 

@@ -15,7 +15,7 @@ from mmgrpo.family import families, family
 from mmgrpo.inputs import load
 from mmgrpo.rewards import from_trl, scorer
 from mmgrpo.scoring import Scorer
-from mmgrpo.scoring.fitting import checked_by, downloads, refuse_unfit, unread_media
+from mmgrpo.scoring.fitting import check_rows_with, downloads, refuse_unfit, unread_media
 from mmgrpo.scoring.manifest import Manifest
 from mmgrpo.types import Media, Prompt, Turn
 
@@ -147,7 +147,7 @@ def test_rows_are_checked_before_the_model_is_made(tmp_path):
     config = config_class(family("sd3").sections)()
     config.data.train, config.data.heldout = str(file), ""
     reward = Scorer("ocr", lambda prompts, outputs: [0.0], manifest=Manifest(("Image",), reads=("answer",)))
-    with checked_by([reward]), pytest.raises(ValueError, match="data.train.*'ocr'.*2.*2"):
+    with check_rows_with([reward]), pytest.raises(ValueError, match="data.train.*'ocr'.*2.*2"):
         load(config, family("sd3"), lambda prompts: pytest.fail("the model was made"))
 
 

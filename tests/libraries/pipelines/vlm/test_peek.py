@@ -76,7 +76,7 @@ def test_it_is_small_and_knows_the_words():
     assert sum(file.stat().st_size for file in BASE.iterdir()) < 600_000
     read = policy.model.encode(peek.prompts("heldout", 24))
     assert not (read.ids == policy.model.tokenizer.unk_token_id).any()
-    assert policy.model.chat.writes_tools and policy.model.chat.appends
+    assert policy.model.chat.writes_tools and policy.model.chat.is_append_only
 
 
 def test_its_lessons_look_anywhere_and_answer_rightly_what_was_seen():
