@@ -309,7 +309,9 @@ def test_an_image_is_read_and_encoded_once_by_a_frozen_tower(seeing, monkeypatch
     again = shown(policy)
     assert torch.equal(again.steps.ids, made.steps.ids)
     torch.testing.assert_close(again.decisions.log_probs, made.decisions.log_probs, rtol=0, atol=1e-5)
-    torch.testing.assert_close(rescored(policy, again)[mask], made.decisions.log_probs[mask], rtol=0, atol=2e-4)
+    torch.testing.assert_close(
+        rescored(policy, again, limit=5)[mask], made.decisions.log_probs[mask], rtol=0, atol=2e-4
+    )
     assert len(policy.shown_cache.entries) < len(images)
 
 
