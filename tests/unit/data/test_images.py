@@ -276,6 +276,9 @@ def test_an_embedded_colour_profile_is_converted(tmp_path, kind, colour, expecte
 def test_a_profile_of_srgb_or_a_damaged_one_changes_no_pixel(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     same = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
-    for content in (same, b"no profile", ADOBE[:200]):
+    entry = same.index(b"rXYZ") + 4  # of the table of tags: where red stands, of which X in 1 / 65536 is the third word
+    red = int.from_bytes(same[entry : entry + 4], "big") + 8
+    rounded = same[:red] + (int.from_bytes(same[red : red + 4], "big") + 33).to_bytes(4, "big") + same[red + 4 :]
+    for content in (same, rounded, b"no profile", ADOBE[:200]):
         read = read_image(written(tmp_path / "a.png", Pil.fromarray(pixels), icc_profile=content)).pixels
         assert np.array_equal((read * 255).round().byte().permute(1, 2, 0), pixels)
