@@ -105,9 +105,7 @@ def measured(name: str, **model: Any) -> tuple[float, float]:
     texts: list[int] = []
     cells: list[int] = []
     network = getattr(policy.network, "transformer", policy.network)
-    reader: nn.Module = (
-        network.context_embedder if name == "hunyuan_video15" else getattr(network, "txt_in", nn.Identity())
-    )
+    reader: Any = network.context_embedder if name == "hunyuan_video15" else getattr(network, "txt_in", nn.Identity())
     hooks = [reader.register_forward_hook(lambda module, given, out: texts.append(given[0].shape[1]))]
     if name in GIVEN:
         count = lambda module, given, options: cells.append(len(options["hidden_states"][0]))  # noqa: E731
