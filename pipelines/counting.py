@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mmgrpo.config.settings import Config
-from mmgrpo.runtime.counting import ROWS, count
+from mmgrpo.runtime.counting import ROWS, count, cut_stacks
 from mmgrpo.runtime.memory import FROZEN, Folder, Pass
 from pipelines.lora import add_lora
 from pipelines.training import checkpoint_layers
@@ -52,6 +52,7 @@ def count_pass(config: Config, folder: Folder, targets: Sequence[str]) -> Pass:
     """A pass of a language model over a prompt of ``model.max_prompt_tokens``, or a clip, and the longest completion;
     towers of media are not in it."""
     network = blank_network(folder.config).eval()
+    stacks = cut_stacks(network)
     prepare(network, config.model, targets)
     head, longest = network.get_output_embeddings(), config.sampling.max_tokens
     if head is None:
@@ -63,10 +64,12 @@ def count_pass(config: Config, folder: Folder, targets: Sequence[str]) -> Pass:
         words = torch.zeros(ROWS, tokens, dtype=torch.long, device="meta")
         if not network.config.is_encoder_decoder:
             body = network.get_decoder()
-            return count(network, lambda: body(input_ids=words, use_cache=False), config.model.offload_activations)
+            return count(
+                network, lambda: body(input_ids=words, use_cache=False), config.model.offload_activations, stacks
+            )
         length = 2 * network.config.max_source_positions
         clip = torch.empty(ROWS, network.config.num_mel_bins, length, device="meta")
-        return count(network, lambda: network.model(clip, decoder_input_ids=words, use_cache=False))
+        return count(network, lambda: network.model(clip, decoder_input_ids=words, use_cache=False), stacks=stacks)
 
     if network.config.is_encoder_decoder:  # what is left without words is that of the clip
         first, second = pass_over(1), pass_over(2)

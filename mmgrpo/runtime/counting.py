@@ -8,7 +8,7 @@ tensors that exist. Attention counts as one operation that keeps no probabilitie
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,17 +29,50 @@ INDEXED = {torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_
 """Operations whose second argument may be masks."""
 
 
-def count(network: nn.Module, run: Callable[[], Any], offloaded: bool = False) -> Pass:
+def cut_stacks(network: nn.Module) -> dict[nn.ModuleList, int]:
+    """Leave three of the blocks of each stack of equal ones; the stacks, and how many blocks they had."""
+    stacks = {}
+    for stack in network.modules():
+        if isinstance(stack, nn.ModuleList) and len(stack) > 3 and len({form_of(block) for block in stack}) == 1:
+            stacks[stack] = len(stack)
+            stack._modules = dict(list(stack._modules.items())[:3])
+    return stacks
+
+
+def form_of(block: nn.Module) -> tuple[Any, ...]:
+    """What equal blocks have in common."""
+    return type(block), *((name, weight.shape) for name, weight in block.named_parameters())
+
+
+def count(
+    network: nn.Module, run: Callable[[], Any], offloaded: bool = False, stacks: Mapping[nn.ModuleList, int] = {}
+) -> Pass:
     """Run a network on the device ``meta`` forth and back; ``run`` calls it with ``ROWS`` samples and returns what it
     predicts.
 
-    Tensors count as numbers of fp32. ``offloaded``: the inputs of blocks that are computed again wait elsewhere. What
-    the libraries raise where a network cannot run without values is passed on.
+    Tensors count as numbers of fp32. ``offloaded``: the inputs of blocks that are computed again wait elsewhere.
+    ``stacks``: those that are cut (``cut_stacks``), of which each block that is left out takes as much as the third.
+    What the libraries raise where a network cannot run without values is passed on.
     """
-    if offloaded:
-        for module in network.modules():
-            if (checkpoint := getattr(module, "_gradient_checkpointing_func", None)) is not None:
-                module._gradient_checkpointing_func = offload_inputs(checkpoint)  # type: ignore[assignment]
+    for module in network.modules() if offloaded else ():
+        if (checkpoint := getattr(module, "_gradient_checkpointing_func", None)) is not None:
+            module._gradient_checkpointing_func = offload_inputs(checkpoint)  # type: ignore[assignment]
+    total = base = count_once(network, run)
+    for stack, depth in stacks.items():
+        blocks = stack._modules
+        stack._modules = dict(list(blocks.items())[:2])
+        less, times = count_once(network, run), depth - 3
+        stack._modules = blocks
+        total = Pass(
+            total.operations + times * (base.operations - less.operations),
+            total.kept + times * (base.kept - less.kept),
+            total.most + times * (base.most - less.most),
+        )
+    return total
+
+
+def count_once(network: nn.Module, run: Callable[[], Any]) -> Pass:
+    """A pass of the network as it is."""
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None  # as in a second micro batch
     with attend_at_once(), Alive() as alive:

@@ -14,7 +14,7 @@ import torch
 
 from mmgrpo.config.plugins import locate
 from mmgrpo.config.settings import Config
-from mmgrpo.runtime.counting import ROWS, count
+from mmgrpo.runtime.counting import ROWS, count, cut_stacks
 from mmgrpo.runtime.memory import Folder, Pass, compression
 from pipelines.counting import blank_network, prepare
 from pipelines.visual.sizes import Sample
@@ -47,12 +47,13 @@ def count_pass(module: str, reads_images: bool, config: Config, folder: Folder, 
     if inputs_of is None:
         return Pass(uncounted=f"{module} has no inputs_of(config, sample)")
     network = blank_network(folder.config)
+    stacks = cut_stacks(network)
     usual = family["usual_of"](locate(config.model.path)) if "usual_of" in family else family.get("USUAL")
     sample = sample_of(folder, config, reads_images, usual)
     with torch.device("meta"):
         inputs = repeat(inputs_of(folder.config, sample))
         prepare(network, config.model, targets)
-        return count(network, lambda: network(**inputs, return_dict=False), config.model.offload_activations)
+        return count(network, lambda: network(**inputs, return_dict=False), config.model.offload_activations, stacks)
 
 
 def repeat(value: Any) -> Any:
