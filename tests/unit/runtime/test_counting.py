@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from mmgrpo.runtime.counting import ROWS, attention, count
+from mmgrpo.runtime.counting import ROWS, attention, count, cut_stacks
 
 
 def test_operations_and_kept_numbers_are_those_of_two_layers():
@@ -28,3 +28,20 @@ def test_masks_with_values_decide_lengths_and_attention_keeps_no_probabilities()
     for causal, operations in ((False, 128), (True, 64)):
         counts = count(network, lambda causal=causal: attention(tokens, tokens, tokens, is_causal=causal))
         assert (counts.operations * ROWS, counts.kept * ROWS < 16) == (operations, True)
+
+
+def test_blocks_of_a_stack_that_are_left_out_count_like_the_third():
+    with torch.device("meta"):
+        blocks, given = nn.ModuleList(nn.Linear(4, 4) for _ in range(6)), torch.empty(ROWS, 4)
+        network = nn.ModuleDict({"first": nn.Linear(4, 4), "blocks": blocks})
+
+    def run() -> torch.Tensor:
+        states = network["first"](given)
+        for block in blocks:
+            states = block(states.sin())
+        return states
+
+    whole = count(network, run)
+    assert whole.operations == 7 * 32
+    stacks = cut_stacks(network)
+    assert len(blocks) == 3 and count(network, run, stacks=stacks) == whole
