@@ -84,6 +84,7 @@ def test_images_in_memory_and_bytes_inside_of_rows():
     picture = Image(torch.zeros(3, 2, 2))
     prompt = as_prompts([{"prompt": "a", "chosen": picture, "rejected": picture}])[0]
     assert prompt.answers == (Answer("", Media("image", picture), 1.0), Answer("", Media("image", picture), 0.0))
+    assert "text" in lacking(prompt, "text") and not lacking(prompt, "image")
     row = {"caption": "a", "jpg_0": b"first", "jpg_1": b"second", "label_0": 0.5, "label_1": 0.5}
     inside = as_prompts([row])[0]
     assert is_tied(inside) and all(str(one.media.source).startswith("memory::") for one in inside.answers if one.media)
