@@ -23,7 +23,9 @@ def blank_network(config: Mapping[str, Any]) -> Any:
     with torch.device("meta"):
         if "_class_name" in config:
             return getattr(diffusers, config["_class_name"]).from_config(dict(config))
-        kind: Any = getattr(transformers, config["architectures"][0])
+        (name, *_) = config.get("architectures") or ["none"]
+        if (kind := getattr(transformers, name, None)) is None:
+            raise ValueError(f"its config.json names no class of transformers (architectures: {name})")
         return kind(kind.config_class.from_dict(dict(config)))
 
 
