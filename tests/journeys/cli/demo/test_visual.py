@@ -154,7 +154,7 @@ def test_a_card_or_the_best_by_a_reward_is_shown_of_each_side():
     for event in (None, {}, {"sample": -1}, {"sample": "0"}, "0"):
         assert all(value == gr.skip() for value in visual.choose(drawn(2), event))
     one = comparison((1.0, 3.0), (4.0, 2.0))
-    shown = '<span class="rewards"><span class="trained"><span>r</span> <b>3.000</b></span></span>'
+    shown = '<span class="rewards"><span class="trained"><span>r</span> <b>3</b></span></span>'
     assert visual.card_rewards(one, BEFORE, 1) == shown
     answer = visual.choose_best(one, "r", 2)
     assert "base #2" in answer[2] and "trained #1" in answer[2] and answer[5].startswith("<p>r, best of the first 2")
