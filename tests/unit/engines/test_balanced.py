@@ -69,7 +69,8 @@ def test_a_server_is_waited_for_unless_another_can_draw_in_its_place(urls, patie
     made, trained, config = [], policy(), config_class(family("causal_lm").sections)()
 
     def begun(url, token, timeout, patience, run, title):
-        made.append(SimpleNamespace(name=url, patience=patience, form="own"))
+        made.append(Counting())
+        made[-1].name, made[-1].patience = url, patience
         return made[-1]
 
     monkeypatch.setattr("mmgrpo.engines.served.Client", begun)
