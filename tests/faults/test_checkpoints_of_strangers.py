@@ -349,7 +349,7 @@ def test_a_chat_template_runs_in_a_sandbox(network):
 
 # ---- the rule for the code to come
 
-PLAIN = ("Scheduler", "Tokenizer", "FeatureExtractor", "granite_extractor", "Processor", "Config")
+PLAIN = ("Scheduler", "Tokenizer", "FeatureExtractor", "granite_extractor", "edit_processor", "Processor", "Config")
 """Parts of a checkpoint that are JSON and vocabularies."""
 
 
